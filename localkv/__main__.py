@@ -1,0 +1,5 @@
+"""``python -m localkv``."""
+
+from localkv.cli import main
+
+main()
