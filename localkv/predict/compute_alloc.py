@@ -1,0 +1,170 @@
+"""ggml's graph allocator, for graphs written down as recipes.
+
+A recipe lists what a part of the graph allocates, in the order in which the engine runs it::
+
+    q  Q: h        a tensor q of width Q, made from h
+    -: q m         q and m are read here and nothing is allocated (in place, or a view's write)
+    |: x a         in the last block only the output rows of x and a go on
+    !:             here inputs of the graph go that no later block reads
+
+A name that a later line gives again is another tensor. ``x`` is what comes in and, at the end,
+what goes out. Source: ggml_gallocr_alloc_graph_impl and ggml_dyn_tallocr_alloc in
+ggml/src/ggml-alloc.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+#: TENSOR_ALIGNMENT in ggml/src/ggml-impl.h; devices align to 128, which changes nothing that shows.
+ALIGNMENT = 64
+_ENDLESS = 1 << 62
+#: The slot of a step that gives the inputs back.
+_INPUTS = -2
+
+Block = tuple[int, int]  # (offset, bytes)
+
+
+class Allocator:
+    """Offsets in one buffer: the best fitting hole first, else the end grows. Sizes in bytes."""
+
+    def __init__(self) -> None:
+        """Start with an empty buffer."""
+        self.peak = 0
+        self._holes: list[list[int]] = [[0, _ENDLESS]]  # [offset, bytes], by offset
+
+    def take(self, size: int) -> Block:
+        """Return a block of ``size`` bytes: ggml_dyn_tallocr_alloc."""
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        holes = self._holes
+        best = len(holes) - 1
+        best_size = _ENDLESS
+        for index in range(len(holes) - 1):
+            found = holes[index][1]
+            if size <= found <= best_size:
+                best, best_size = index, found
+        hole = holes[best]
+        offset = hole[0]
+        hole[0] += size
+        hole[1] -= size
+        if not hole[1]:
+            del holes[best]
+        self.peak = max(self.peak, offset + size)
+        return offset, size
+
+    def free(self, block: Block) -> None:
+        """Give ``block`` back and join it with the holes beside it: ggml_dyn_tallocr_free_bytes."""
+        offset, size = block
+        if not size:
+            return
+        holes = self._holes
+        index = 0
+        while holes[index][0] < offset:
+            index += 1
+        after = holes[index]
+        before = holes[index - 1] if index else None
+        if before and before[0] + before[1] == offset:
+            before[1] += size
+            if before[0] + before[1] == after[0]:
+                before[1] += after[1]
+                del holes[index]
+        elif offset + size == after[0]:
+            after[0] = offset
+            after[1] += size
+        else:
+            holes.insert(index, [offset, size])
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One line of a recipe: what it allocates into which slot, and which slots die with it."""
+
+    width: str
+    slot: int
+    dying: tuple[int, ...]
+    tail: bool
+
+
+@dataclass(frozen=True)
+class Program:
+    """A recipe with lives worked out: slot 0 comes in, ``out`` goes on."""
+
+    steps: tuple[_Step, ...]
+    slots: int
+    out: int
+
+    def run(
+        self,
+        memory: Allocator,
+        sizes: Mapping[str, int],
+        tail: Mapping[str, int],
+        block: Block,
+        inputs: Iterable[Block] = (),
+    ) -> Block:
+        """Allocate and free as the recipe says.
+
+        ``sizes`` are bytes by width, ``tail`` those of the output rows alone; ``block`` is what
+        comes in, ``inputs`` are what the graph needs no more from here on.
+        """
+        held: list[Block] = [(0, 0)] * self.slots
+        held[0] = block
+        for step in self.steps:
+            if step.width:
+                held[step.slot] = memory.take((tail if step.tail else sizes)[step.width])
+            elif step.slot == _INPUTS:
+                for taken in inputs:
+                    memory.free(taken)
+            for slot in step.dying:
+                memory.free(held[slot])
+        return held[self.out]
+
+
+@lru_cache(maxsize=1024)
+def compiled(recipe: str, *, last: bool = False) -> Program:
+    """Return ``recipe`` as a program; ``last``: of the block after which only outputs go on."""
+    lines: list[tuple[str, int, tuple[int, ...], bool]] = []
+    slots = {"x": 0}
+    count = 1
+    tail = False
+    for name, width, uses in _parsed(recipe):
+        if name == "|":
+            if last:
+                tail = True
+                for use in uses:
+                    lines.append(("E", count, (slots[use],), True))
+                    slots[use] = count
+                    count += 1
+            continue
+        reads = tuple(slots[use] for use in uses)
+        if name == "!":
+            lines.append(("", _INPUTS, (), tail))
+        elif name == "-":
+            lines.append(("", -1, reads, tail))
+        elif name == "=":
+            slots["x"] = reads[0]
+        else:
+            lines.append((width, count, reads, tail))
+            slots[name] = count
+            count += 1
+    return Program(tuple(_with_lives(lines, slots["x"])), count, slots["x"])
+
+
+def _parsed(recipe: str) -> Iterable[tuple[str, str, list[str]]]:
+    for line in recipe.replace(";", "\n").splitlines():
+        head, colon, tail = line.partition(":")
+        if colon:
+            name, _, width = head.strip().partition(" ")
+            yield name, width.strip(), tail.split()
+
+
+def _with_lives(
+    lines: list[tuple[str, int, tuple[int, ...], bool]], out: int
+) -> Iterable[_Step]:
+    last_read = {slot: number for number, line in enumerate(lines) for slot in line[2]}
+    for number, (width, slot, reads, tail) in enumerate(lines):
+        dying = [read for read in dict.fromkeys(reads) if last_read[read] == number and read != out]
+        if width and slot not in last_read and slot != out:
+            dying.append(slot)
+        yield _Step(width, slot, tuple(dying), tail)
