@@ -1,0 +1,1 @@
+"""The doors to the inference engines: load, plan, decode, and understand what they print."""

@@ -1,0 +1,100 @@
+"""The engine's own plan: what it would allocate, asked in a child process, nothing allocated.
+
+A header can make the engine abort rather than refuse, so it is never asked in this process.
+One loaded model answers a whole grid of configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localkv.engines.channel import Child, Exit
+from localkv.errors import EngineError
+from localkv.predict.config import RunConfig
+
+_WORKER = "localkv.engines.dryrun_worker"
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The engine's plans, in the order asked, and what engine it was (``EngineInfo`` as a dict)."""
+
+    info: dict[str, Any]
+    plans: tuple[Plan, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The engine's answer to one configuration: ``engine`` as ``EngineLog.to_dict``, or why not.
+
+    ``refused`` is the engine's message when it would not create this context, or how it died.
+    """
+
+    engine: dict[str, Any] | None
+    refused: str | None = None
+
+
+def dry_run(
+    path: Path,
+    configs: Sequence[RunConfig],
+    *,
+    header_only: bool = True,
+    timeout: float = _TIMEOUT_S,
+) -> DryRun:
+    """Return the engine's plan for each of ``configs``, in order, over the model at ``path``.
+
+    ``header_only`` needs nothing but the file's header; pass False for a set of shards, whose
+    files must then all be there. The settings that concern the model itself (GPU layers, split)
+    are taken from the first configuration.
+
+    Raises:
+        EngineError: the engine is not installed, or cannot load this model at all.
+    """
+    plans: list[Plan] = []
+    info: dict[str, Any] = {}
+    while len(plans) < len(configs):
+        rest = configs[len(plans) :]
+        found, answered, end = _ask(path, rest, header_only=header_only, timeout=timeout)
+        info = info or found
+        plans += answered
+        if len(answered) < len(rest):
+            # The child died on this one; the others still get their answer from a fresh child.
+            plans.append(Plan(None, _death(end)))
+    return DryRun(info, tuple(plans))
+
+
+def _ask(
+    path: Path, configs: Sequence[RunConfig], *, header_only: bool, timeout: float
+) -> tuple[dict[str, Any], list[Plan], Exit]:
+    job = {
+        "path": str(path),
+        "configs": [config.to_dict() for config in configs],
+        "header_only": header_only,
+    }
+    plans: list[Plan] = []
+    info: dict[str, Any] = {}
+    with Child(_WORKER, job) as child:
+        for message in child.messages(timeout=timeout):
+            if "error" in message:
+                raise EngineError(
+                    f"the engine gave no plan: {message['error']}",
+                    message.get("hint") or "the model may need another engine version",
+                )
+            if "info" in message:
+                info = message["info"]
+                continue
+            plans.append(Plan(message.get("engine"), message.get("refused")))
+        end = child.finish()
+    return info, plans, end
+
+
+def _death(end: Exit) -> str:
+    if end.timed_out:
+        return "the engine did not answer in time"
+    how = end.signal_name or f"exit code {end.code}"
+    said = end.stderr_tail[-1] if end.stderr_tail else "it said nothing"
+    return f"the engine died ({how}): {said}"
