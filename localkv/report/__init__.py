@@ -1,0 +1,1 @@
+"""Reports: Markdown, plots and the diagram of a cache, from an analysis."""

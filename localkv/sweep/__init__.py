@@ -1,0 +1,1 @@
+"""Sweeps: points in, measured records out, one fresh process per point."""

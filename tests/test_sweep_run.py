@@ -1,0 +1,286 @@
+"""Sweeps of the real model by the real engine, undisturbed and disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from cli_helpers import LOCALKV, localkv
+from nvml_stub import CONTEXT, build_nvml_stub
+from sweep_helpers import SMALL, patched, run, small_session, wait_until, worker_of
+
+from localkv.records import PointRecord
+from localkv.sweep.runner import Progress
+from localkv.sweep.store import RunStore
+from localkv.units import GIB, MIB
+
+pytestmark = pytest.mark.engine
+
+HEADERS = Path(__file__).parent / "data" / "headers"
+
+
+def records_of(directory: Path) -> list[PointRecord]:
+    return RunStore(directory).read_records()
+
+
+def test_a_sweep_measures_what_it_predicts(smollm2_path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    done = localkv("sweep", "-m", smollm2_path, *SMALL, "--json", "-o", out)
+
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["schema"] == 1
+    assert result["run"] == str(out)
+    assert Path(result["report"]).read_text(encoding="utf-8").startswith("# ")
+    assert result["points"] == {
+        "ok": 6,
+        "skipped": 0,
+        "failed": 0,
+        "oom": 0,
+        "crashed": 0,
+        "timeout": 0,
+    }
+    fit = result["fit"]
+    assert fit["slope_low"] <= fit["slope"] <= fit["slope_high"]
+    assert fit["slope"] == pytest.approx(1, abs=0.005)
+    assert fit["held_out_error"] < 0.01
+    assert result["peak_error"] < 0.02
+    for record in records_of(out):
+        assert record.engine["kv_bytes"] == record.prediction["kv"]["bytes"]
+        assert record.prediction["compute"]["source"] == "engine"
+        assert [p.name for p in record.phases] == [
+            "baseline",
+            "model",
+            "context",
+            "decode",
+            "closed",
+        ]
+
+
+def test_the_fallback_to_ram_is_said_once_with_its_reason(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    done = localkv(
+        "sweep", "-m", smollm2_path, "-c", 512, "-np", "1,2", "-ub", 32, "-o", tmp_path / "run"
+    )
+
+    said = [line for line in done.stderr.splitlines() if "No GPU takes part" in line]
+    assert len(said) == 1
+    assert "without GPU support" in said[0]
+
+
+def test_a_whole_sweep_reads_device_memory_through_the_real_client(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+
+    done = localkv(
+        "sweep", "-m", smollm2_path, *SMALL, "--json", "-o", out, env=build_nvml_stub(tmp_path)
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["fit"]["slope"] == pytest.approx(1, abs=0.005)
+    for record in records_of(out):
+        context = record.phase("context")
+        assert context is not None
+        vram, anonymous = context.value("vram_process"), context.value("rss_anon")
+        assert vram is not None
+        assert anonymous is not None
+        # The stub holds what the process holds, and the CUDA context on top.
+        assert vram - CONTEXT == pytest.approx(anonymous, abs=4 * MIB)
+        peak = record.peak["vram_process"].value
+        assert peak is not None
+        assert peak >= vram
+    gpu = RunStore(out).read_info().environment["gpu"]
+    assert gpu["available"]
+    assert "VRAM" in Path(json.loads(done.stdout)["report"]).read_text(encoding="utf-8")
+
+
+class Interfere:
+    """An observer that does ``action`` to the child of the first point once ``phase`` is over."""
+
+    def __init__(self, phase: str, action: object) -> None:
+        self.phase = phase
+        self.action = action
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.index == 0 and progress.phase == self.phase:
+            self.action(worker_of())  # type: ignore[operator]
+
+
+def test_a_killed_child_is_a_row_and_the_sweep_goes_on(smollm2_path: Path, tmp_path: Path) -> None:
+    session = small_session(smollm2_path)
+
+    first, second = run(session, tmp_path, Interfere("model", psutil.Process.kill))
+
+    assert (first.outcome, second.outcome) == ("crashed", "ok")
+    assert first.reason is not None
+    assert "SIGKILL" in first.reason
+    assert [p.name for p in first.phases][:2] == ["baseline", "model"]
+
+
+def test_a_child_that_hangs_is_ended_at_the_time_limit(smollm2_path: Path, tmp_path: Path) -> None:
+    session = small_session(smollm2_path, timeout=8.0)
+    stopped: list[psutil.Process] = []
+
+    def stop(child: psutil.Process) -> None:
+        stopped.append(child)
+        child.suspend()
+
+    first, second = run(session, tmp_path, Interfere("model", stop))
+
+    assert (first.outcome, second.outcome) == ("timeout", "ok")
+    assert not stopped[0].is_running()
+
+
+def aborting_model(directory: Path) -> Path:
+    """Return a model that trips an assertion of the engine: experts in use, but none there."""
+    path = patched(HEADERS / "llama-moe.gguf", directory / "aborts.gguf", "llama.expert_count", 0)
+    os.truncate(path, 64 * MIB)  # zeros for weights; the engine gets no further than the header
+    return path
+
+
+def test_an_engine_that_aborts_is_a_row(tmp_path: Path) -> None:
+    session = small_session(aborting_model(tmp_path))
+
+    records = run(session, tmp_path / "run", lambda _: None)
+
+    assert [r.outcome for r in records] == ["crashed", "crashed"]
+    assert all("SIGABRT" in (r.reason or "") for r in records)
+    assert any("GGML_ASSERT" in line for line in records[0].log_tail)
+
+
+def test_a_point_that_does_not_fit_is_skipped_with_what_it_needs(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    cells = psutil.virtual_memory().total // (22 * 1024) // 256 * 256
+    session = small_session(smollm2_path, ctx_size=(512, cells))
+
+    records = run(session, tmp_path, lambda _: None)
+
+    by_context = {r.config["n_ctx"]: r for r in records}
+    assert by_context[512].outcome == "ok"
+    skipped = by_context[cells]
+    assert skipped.outcome == "skipped"
+    assert skipped.reason is not None
+    assert skipped.reason.startswith("needs ")
+    assert skipped.reason.endswith(" available")
+
+
+def test_a_cache_that_cannot_be_allocated_is_an_oom_row(smollm2_path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    limit = 2 * GIB
+
+    done = subprocess.run(
+        [
+            *LOCALKV,
+            "sweep",
+            "-m",
+            smollm2_path,
+            "-c",
+            "512,131072",
+            "-np",
+            "1",
+            "-ub",
+            "32",
+            "--force",
+            "-o",
+            out,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+
+    by_context = {r.config["n_ctx"]: r for r in records_of(out)}
+    assert by_context[512].outcome == "ok", done.stderr
+    assert by_context[131072].outcome == "oom"
+    assert by_context[131072].stage == "kv"
+
+
+def start(*args: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*LOCALKV, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_records(process: subprocess.Popen[str], directory: Path, count: int) -> None:
+    results = directory / "results.jsonl"
+
+    def there() -> bool:
+        assert process.poll() is None, process.communicate()
+        return results.exists() and results.read_bytes().count(b"\n") >= count
+
+    wait_until(there)
+
+
+def has_worker(pid: int) -> bool:
+    try:
+        worker_of(pid)
+    except (StopIteration, psutil.NoSuchProcess):
+        return False
+    return True
+
+
+def test_a_killed_sweep_leaves_no_child_and_is_resumed(smollm2_path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start("sweep", "-m", smollm2_path, *SMALL, "-o", out)
+    wait_for_records(process, out, 2)
+    wait_until(lambda: has_worker(process.pid))
+    child = worker_of(process.pid)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    # What a kill in the middle of a write leaves behind.
+    with (out / "results.jsonl").open("ab") as file:
+        file.write(b'{"schema":1,"key":"c51')
+    before = {r.key for r in records_of(out)}
+
+    done = localkv("sweep", "--resume", "-o", out)
+
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    keys = [line["key"] for line in lines]
+    assert len(keys) == len(set(keys)) == 6
+    assert f"{6 - len(before)} runs of" in done.stderr
+    assert (out / "report.md").exists()
+
+
+def test_ctrl_c_keeps_what_is_done_and_names_the_command_that_goes_on(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "a run"
+    process = start("sweep", "-m", smollm2_path, *SMALL, "-o", out)
+    wait_for_records(process, out, 1)
+    wait_until(lambda: has_worker(process.pid))
+    child = worker_of(process.pid)
+
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    wait_until(lambda: not child.is_running())
+    last = said.splitlines()[-1]
+    assert f"localkv sweep --resume -o '{out}'" in last
+    assert records_of(out)
+
+
+def test_a_finished_run_is_not_overwritten(smollm2_path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    args = ("sweep", "-m", smollm2_path, "-c", 512, "-np", 1, "-ub", 32, "-o", out)
+    assert localkv(*args).returncode == 0
+
+    again = localkv(*args)
+
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    assert len(records_of(out)) == 1
