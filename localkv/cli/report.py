@@ -1,0 +1,26 @@
+"""``localkv report``: render a run again from its saved results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from localkv.cli.options import json_option
+from localkv.report.write import write_report
+from localkv.sweep.store import RunStore
+
+
+@click.command("report", epilog="Example: localkv report reports/example")
+@click.argument("run", type=click.Path(path_type=Path))
+@json_option
+def command(run: Path, as_json: bool) -> None:
+    """Render the report of RUN, the directory of a finished or interrupted sweep, again."""
+    store = RunStore(run)
+    result = write_report(store.directory, store.read_info(), store.read_records())
+    if as_json:
+        print(json.dumps(result.to_json()))
+        return
+    for line in result.summary:
+        print(line)

@@ -1,0 +1,238 @@
+"""``localkv sweep``: measure the grid, fit it, report it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from localkv.cli.options import json_option
+from localkv.cli.progress import download_progress, duration, say, sweep_progress
+from localkv.errors import Interrupted, UsageError
+from localkv.report.write import write_report
+from localkv.sweep.plan import DEFAULT_DEPTHS, SweepPlan, merge, parse_gpu_layers, read_plan
+from localkv.sweep.runner import guess_seconds, run_sweep
+from localkv.sweep.session import Session, make_session, remaining
+from localkv.sweep.store import RunStore
+from localkv.units import format_bytes, parse_int_values, parse_word_values
+
+
+class _Values(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A value list; ``parse`` turns the text into a tuple."""
+
+    def __init__(self, name: str, parse: Any) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return self._parse(value)
+        except UsageError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+
+_MOST_NOTES = 6
+
+_INTS = _Values("values", parse_int_values)
+_WORDS = _Values("types", parse_word_values)
+_LAYERS = _Values("layers", parse_gpu_layers)
+
+
+@click.command(
+    "sweep",
+    epilog="Example: localkv sweep -m model.gguf -c 2048-16384*2 -np 1,2,4 -ctk f16,q8_0",
+)
+@click.argument("plan", required=False, metavar="[PLAN.toml]")
+@click.option("-m", "--model", metavar="MODEL", help="The model to measure.  [default: demo]")
+@click.option(
+    "-c", "--ctx-size", type=_INTS, help="Total contexts over all slots: 1024-8192*2 or 4096,8192."
+)
+@click.option("--ctx-per-slot", type=_INTS, help="Contexts per slot, instead of totals.")
+@click.option("-np", "--parallel", type=_INTS, help="Slots: 1,2,4.")
+@click.option("-ctk", "--cache-type-k", type=_WORDS, help="Types of the K cache: f16,q8_0.")
+@click.option("-ctv", "--cache-type-v", type=_WORDS, help="Types of the V cache.")
+@click.option("--cache-type", type=_WORDS, help="Types of K and V together.")
+@click.option("-b", "--batch-size", type=_INTS, help="Logical batch sizes.")
+@click.option("-ub", "--ubatch-size", type=_INTS, help="Physical batch sizes.")
+@click.option("-ngl", "--gpu-layers", type=_LAYERS, help="Layers on the GPU: 0,16,all.")
+@click.option("-fa", "--flash-attn", type=_WORDS, help="Flash attention: auto,on,off.")
+@click.option("--kv-unified/--no-kv-unified", default=None, help="One cache shared by the slots.")
+@click.option("--swa-full/--no-swa-full", default=None, help="Sliding layers at full size.")
+@click.option("-t", "--threads", type=click.IntRange(0), help="Threads; 0: the physical cores.")
+@click.option("--repeats", type=click.IntRange(1, 1000), help="Runs of each point.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the shuffled order.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for one run.")
+@click.option("--speed", is_flag=True, help="Measure prefill and decode speed at several depths.")
+@click.option("--speed-depths", type=_INTS, help="The depths, in tokens per slot.")
+@click.option("--resume", is_flag=True, help="Measure what an interrupted run still lacks.")
+@click.option("--force", is_flag=True, help="Also try points that should not fit in memory.")
+@click.option("--dry-run", is_flag=True, help="Print the points, their need and the time; stop.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory of the run.")
+@json_option
+def command(
+    plan: str | None,
+    resume: bool,
+    force: bool,
+    dry_run: bool,
+    output: Path | None,
+    as_json: bool,
+    speed: bool,
+    **options: Any,
+) -> None:
+    """Measure a model's real memory over a grid of contexts and slots, and write a report.
+
+    Every point runs in a fresh process through llama-cpp-python: the model is loaded, a context
+    created, one full ubatch decoded in every slot. What that took is compared with the prediction
+    and fitted. PLAN.toml holds the same settings as the options; options win.
+    """
+    if resume:
+        store = RunStore(output or _latest_run())
+        chosen = SweepPlan.from_dict(store.read_info().plan)
+        _refuse_new_settings(plan, options, speed)
+    else:
+        chosen = _plan_from(plan, options, speed)
+        store = RunStore(output) if output else RunStore(Path())
+    with download_progress() as progress:
+        session = make_session(chosen, progress=progress)
+    if dry_run:
+        _print_points(session, as_json=as_json)
+        return
+    if not resume:
+        store = RunStore(output or _new_run_directory(session))
+        _refuse_existing(store)
+    _run(session, store, resume=resume, force=force, as_json=as_json)
+
+
+def _plan_from(plan: str | None, options: dict[str, Any], speed: bool) -> SweepPlan:
+    given = {name: value for name, value in options.items() if value is not None}
+    for flag in ("kv_unified", "swa_full"):
+        if flag in given:
+            given[flag] = (given[flag],)
+    if speed and "speed_depths" not in given:
+        given["speed_depths"] = DEFAULT_DEPTHS
+    settings: dict[str, Any] = {}
+    if plan is not None:
+        if plan.endswith(".gguf"):
+            raise UsageError(f"{plan} is a model, not a plan", f"name it with -m {plan}")
+        settings = read_plan(Path(plan))
+    return merge(settings, given)
+
+
+def _refuse_new_settings(plan: str | None, options: dict[str, Any], speed: bool) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if plan or given or speed:
+        raise UsageError(
+            "--resume takes the settings of the run that it takes up",
+            "leave the others away: localkv sweep --resume -o DIR",
+        )
+
+
+def _latest_run() -> Path:
+    runs = sorted(Path("reports").glob("*/*/run.json"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        raise UsageError("there is no run to resume under reports/", "name it with -o DIR")
+    return runs[-1].parent
+
+
+def _new_run_directory(session: Session) -> Path:
+    from localkv.report.escape import safe_filename
+
+    name = safe_filename(session.shape.name or Path(session.model.path).stem)
+    return Path("reports") / name / time.strftime("%Y%m%d-%H%M%S")
+
+
+def _refuse_existing(store: RunStore) -> None:
+    if store.exists():
+        raise UsageError(
+            f"{store.directory} already holds a run",
+            f"add --resume to finish it, or name another directory: "
+            f"localkv sweep --resume -o {shlex.quote(str(store.directory))}",
+        )
+
+
+def _run(session: Session, store: RunStore, *, resume: bool, force: bool, as_json: bool) -> None:
+    store.prepare(len(session.order))
+    if resume:
+        store.mend()
+    else:
+        store.create(session.info(["localkv", *sys.argv[1:]], time.strftime("%Y-%m-%dT%H:%M:%S%z")))
+    pairs = remaining(session, store)
+    _announce(session, store, len(pairs))
+    try:
+        with sweep_progress(len(pairs)) as observe:
+            run_sweep(session, store, pairs, force=force, observe=observe)
+    except KeyboardInterrupt:
+        command = f"localkv sweep --resume -o {shlex.quote(str(store.directory))}"
+        raise Interrupted("stopped; what was measured is kept", f"go on with: {command}") from None
+    _finish(store, as_json=as_json)
+
+
+def _announce(session: Session, store: RunStore, runs: int) -> None:
+    for note in _point_notes(session):
+        say(f"note: {note}")
+    if session.gpu_reason:
+        say(f"No GPU takes part, so memory is measured in RAM: {session.gpu_reason}.")
+    say(f"{runs} runs of {session.shape.name}; results go to {store.directory}")
+    for key, why in session.refusals.items():
+        say(f"note: the engine will not create {key}: {why}")
+
+
+def _point_notes(session: Session) -> list[str]:
+    """Return what is worth knowing of the points before they run, each sentence once."""
+    notes = dict.fromkeys(
+        note for estimate in session.estimates.values() for note in estimate.notes
+    )
+    told = [note for note in notes if not note.startswith("assumed: ")]
+    if len(told) <= _MOST_NOTES:
+        return told
+    return [*told[:_MOST_NOTES], f"and {len(told) - _MOST_NOTES} more; see the report"]
+
+
+def _finish(store: RunStore, *, as_json: bool) -> None:
+    result = write_report(store.directory, store.read_info(), store.read_records())
+    if as_json:
+        print(json.dumps(result.to_json()))
+        return
+    for line in result.summary:
+        print(line)
+
+
+def _print_points(session: Session, *, as_json: bool) -> None:
+    rows = [
+        {
+            "key": point.key,
+            "n_ctx": session.estimates[point.key].config["n_ctx"],
+            "n_ctx_per_slot": session.estimates[point.key].config["n_ctx_per_slot"],
+            "n_seq_max": point.config.n_seq_max,
+            "cache_type_k": point.config.cache_type_k,
+            "cache_type_v": point.config.cache_type_v,
+            "kv_bytes": session.estimates[point.key].kv_bytes,
+            "total_bytes": session.estimates[point.key].total_bytes,
+            "seconds": guess_seconds(session, point),
+        }
+        for point in session.points
+    ]
+    repeats = session.plan.repeats
+    seconds = repeats * sum(guess_seconds(session, point) for point in session.points)
+    if as_json:
+        print(json.dumps({"schema": 1, "points": rows, "repeats": repeats, "seconds": seconds}))
+        return
+    print(f"{session.shape.name}: {len(rows)} points, {repeats} run{'s' * (repeats > 1)} of each")
+    print(f"{'n_ctx':>8} {'per slot':>8} {'slots':>5} {'K/V':>11} {'KV':>11} {'total':>11} about")
+    for row in rows:
+        types = f"{row['cache_type_k']}/{row['cache_type_v']}"
+        print(
+            f"{row['n_ctx']:>8} {row['n_ctx_per_slot']:>8} {row['n_seq_max']:>5} {types:>11} "
+            f"{format_bytes(row['kv_bytes']):>11} {format_bytes(row['total_bytes']):>11} "
+            f"{duration(row['seconds'])}"
+        )
+    for note in _point_notes(session):
+        print(f"note: {note}")
+    print(f"about {duration(seconds)} in all; nothing was run")

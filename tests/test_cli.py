@@ -1,0 +1,173 @@
+"""What the command line answers, and with which exit code, before anything is measured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sweep_helpers import patched
+
+from localkv.cli import main
+
+HEADERS = Path(__file__).parent / "data" / "headers"
+PLAIN = HEADERS / "qwen2-dense.gguf"
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs ``localkv ARGS`` here: (exit code, stdout, stderr)."""
+
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["localkv", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        code = ended.value.code
+        return (0 if code is None else int(code)), out, err
+
+    return call
+
+
+def test_the_overview_names_every_command(run: Run) -> None:
+    code, out, _ = run("--help")
+
+    assert code == 0
+    for name in ("sweep", "inspect", "predict", "report"):
+        assert f"  {name}" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (("-ctv", "q8_0", "-fa", "off"), "quantized V cache requires flash_attn"),
+        (("-ctk", "q9_9"), "not a cache type"),
+        (("-np", "0"), "1 to 256"),
+        (("-np", "300"), "1 to 256"),
+        (("-c", "4096", "--ctx-per-slot", "1024"), "both"),
+    ],
+)
+@pytest.mark.parametrize("command", ["predict", "sweep"])
+def test_a_request_that_the_engine_refuses_is_refused_before_launch(
+    run: Run, smollm2_path: Path, tmp_path: Path, command: str, options: tuple[str, ...], rule: str
+) -> None:
+    output = ("-o", tmp_path / "run") if command == "sweep" else ()
+
+    code, out, err = run(command, "-m", smollm2_path, *options, *output)
+
+    assert code == 2
+    assert out == ""
+    assert rule in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_block_size_that_does_not_divide_is_refused(run: Run, tmp_path: Path) -> None:
+    # 80 is not a multiple of the 32 elements of a q8_0 block.
+    key = "gemma3.attention.key_length"
+    odd = patched(HEADERS / "gemma3-dense.gguf", tmp_path / "odd.gguf", key, 80)
+
+    code, _, err = run("predict", odd, "-ctk", "q8_0")
+
+    assert code == 2
+    assert "does not divide" in err
+
+
+def bad_files(directory: Path, model: Path) -> dict[str, tuple[Path, str]]:
+    """Return files that are no models: name -> (path, what the one line must say)."""
+    content = model.read_bytes()
+    header = PLAIN.read_bytes()
+    found = {
+        "missing": (directory / "missing.gguf", "no file"),
+        "directory": (directory, "director"),
+        "empty": (directory / "empty.gguf", "empty"),
+        "png": (directory / "png.gguf", "PNG"),
+        "html": (directory / "html.gguf", "HTML"),
+        "cut header": (directory / "cut-header.gguf", "byte"),
+        "cut data": (directory / "cut-data.gguf", "cut"),
+    }
+    (directory / "empty.gguf").touch()
+    (directory / "png.gguf").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(64))
+    (directory / "html.gguf").write_text("<!DOCTYPE html><html><body>Sign in</body></html>")
+    (directory / "cut-header.gguf").write_bytes(header[: len(header) // 2])
+    (directory / "cut-data.gguf").write_bytes(content[: len(content) // 2])
+    return found
+
+
+KINDS = ("missing", "directory", "empty", "png", "html", "cut header", "cut data")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_no_model_is_named_for_what_it_is(
+    run: Run, smollm2_path: Path, tmp_path: Path, kind: str
+) -> None:
+    path, said = bad_files(tmp_path, smollm2_path)[kind]
+
+    code, out, err = run("sweep", "-m", path, "-o", tmp_path / "run")
+
+    assert code == 3
+    assert out == ""
+    assert err.count("\n") == 1
+    assert said.lower() in err.lower()
+
+
+def test_a_header_without_data_can_be_inspected_but_not_swept(run: Run, tmp_path: Path) -> None:
+    assert run("inspect", PLAIN)[0] == 0
+    code, _, err = run("sweep", "-m", PLAIN, "-o", tmp_path / "run")
+    assert code == 3
+    assert err.count("\n") == 1
+
+
+def test_a_shard_out_of_order_is_refused(run: Run, tmp_path: Path) -> None:
+    for number in (1, 2):
+        shutil.copy(PLAIN, tmp_path / f"m-0000{number}-of-00002.gguf")
+
+    code, _, err = run("inspect", tmp_path / "m-00002-of-00002.gguf")
+
+    assert code == 3
+    assert "m-0000" in err
+
+
+def test_predict_prints_the_schema(run: Run, smollm2_path: Path) -> None:
+    code, out, _ = run("predict", smollm2_path, "-c", 4096, "-np", 3, "--json")
+
+    told = json.loads(out)
+    assert code == 0
+    assert told["schema"] == 1
+    assert told["model"]["rule"] == "exact"
+    assert told["config"]["n_ctx_requested"] == 4096
+    assert told["config"]["n_ctx"] == 4608
+    assert told["total_bytes"] == sum(term["bytes"] for term in told["terms"])
+    assert any("4608" in note for note in told["notes"])
+
+
+@pytest.mark.engine
+def test_an_architecture_without_a_rule_is_answered_by_the_engine(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localkv.model import architectures, header
+
+    by_rule = json.loads(run("predict", PLAIN, "-c", 2048, "--json")[1])
+    known = {name: rule for name, rule in architectures.RULES.items() if name != "qwen2"}
+    monkeypatch.setattr(header, "RULES", known)
+
+    code, out, _ = run("predict", PLAIN, "-c", 2048, "--json")
+
+    told = json.loads(out)
+    assert code == 0
+    assert told["model"]["rule"] == "none"
+    assert {term["name"]: term["source"] for term in told["terms"]}["kv"] == "engine"
+    # The engine prints two decimals of a MiB.
+    assert told["kv"]["bytes"] == pytest.approx(by_rule["kv"]["bytes"], abs=0.02 * (1 << 20))
+
+
+def test_a_plan_that_is_a_model_is_pointed_out(run: Run, smollm2_path: Path) -> None:
+    code, _, err = run("sweep", smollm2_path)
+
+    assert code == 2
+    assert "-m" in err
