@@ -99,6 +99,10 @@ def test_the_python_class_takes_types_by_number_and_one_slot() -> None:
     assert "n_ctx=2048" in line
     assert "type_k=8, type_v=8" in line
     assert "swa_full=False" in line
+    assert "flash_attn=True" in line
+    assert (
+        "flash_attn=False" in llama_cpp_python({**config, "flash_attn": "off"}, 1, "/m").lines[-1]
+    )
     several = llama_cpp_python(CONFIG, 2048, "/m.gguf")
     assert several.lines == ()
     assert "one slot" in several.note

@@ -7,7 +7,7 @@ import unicodedata
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -66,11 +66,12 @@ def test_markdown_of_any_text_is_one_plain_paragraph(text: str) -> None:
     assert "<" not in page.removeprefix("<p>").removesuffix("</p>")
 
 
-@given(st.text(max_size=300))
+@given(st.text(max_size=300) | st.text(alphabet="|`\\a ", max_size=12) | st.sampled_from(HOSTILE))
 def test_a_table_cell_stays_one_cell(text: str) -> None:
     for cell in (escape_markdown(text), code_span(text)):
         page = html(f"| a | b |\n| --- | --- |\n| {cell} | end |\n")
         assert page.count("<td>") == 2
+        assert "<td>end</td>" in page
 
 
 @given(st.text())
@@ -111,6 +112,7 @@ def test_file_names_by_example(text: str, name: str) -> None:
     assert safe_filename(text) == name
 
 
+@example(["`````", "`"])
 @given(st.lists(st.text(alphabet="ab`~\n\x1b", max_size=20), max_size=5))
 def test_a_code_block_cannot_be_left(lines: list[str]) -> None:
     page = html("\n".join([*code_block(lines, "sh"), "", "after"]))

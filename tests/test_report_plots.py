@@ -101,10 +101,11 @@ def test_a_large_grid_is_thinned_to_what_can_be_read(tmp_path: Path) -> None:
     records = grid(contexts=[1024 * i for i in range(1, 21)])
     stacked = draw_stacked(page_of(records), tmp_path / "s.svg")
     assert stacked is not None
-    bars = [t for t in texts(stacked.read_text(encoding="utf-8")) if "tokens" in t]
+    bars = [t for t in texts(stacked.read_text(encoding="utf-8")) if " tokens, " in t]
     assert len(bars) == 24
     assert any(t.startswith("1k tokens") for t in bars)
     assert any(t.startswith("20k tokens") for t in bars)
+    assert "24 of 60 points" in stacked.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", DRAWERS)

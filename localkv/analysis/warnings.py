@@ -181,7 +181,8 @@ def _intercept(fit: Fit) -> Iterator[RunWarning]:
 
 
 def _peak(peak: Peak) -> Iterator[RunWarning]:
-    if peak.worst is not None and peak.worst > PEAK_TOLERANCE:
+    # Without the allowance for what every process holds besides, a difference says nothing.
+    if peak.fixed_bytes is not None and peak.worst is not None and peak.worst > PEAK_TOLERANCE:
         worst = max(peak.samples, key=lambda s: abs(s.error))
         over = "above" if worst.error > 0 else "below"
         yield RunWarning(

@@ -8,6 +8,7 @@ from localkv.report.evidence import evidence
 from localkv.report.method import method
 from localkv.report.page import Page
 from localkv.report.trouble import not_measured, speed, warnings
+from localkv.report.vram import vram
 
 
 def render_report(page: Page) -> str:
@@ -16,6 +17,7 @@ def render_report(page: Page) -> str:
         *answer(page),
         *cache_sections(page),
         *evidence(page),
+        *vram(page),
         *speed(page),
         *not_measured(page),
         *warnings(page),

@@ -225,48 +225,56 @@ def _memory_handles(slots: list[int]) -> list[Any]:
 
 def draw_stacked(page: Page, path: Path) -> Path | None:
     """Draw the predicted memory of every point by kind, with its measured peak."""
-    usable = [r for r in page.points if points.predicted_total(r)]
-    if not usable:
+    known = sorted(
+        (r for r in page.points if points.predicted_total(r)),
+        key=lambda r: points.predicted_total(r) or 0,
+    )
+    if not known:
         return None
-    usable.sort(key=lambda r: points.predicted_total(r) or 0)
-    if len(usable) > _MAX_BARS:
-        step = (len(usable) - 1) / (_MAX_BARS - 1)
-        usable = [usable[round(i * step)] for i in range(_MAX_BARS)]
-    peaks = {s.key: s.measured for s in page.analysis.peak.samples}
-    fixed = page.analysis.peak.fixed_bytes or 0
-    kinds = [k for k in points.KINDS if any(points.predicted(r, k) for r in usable)]
-    unit, name = unit_for([points.predicted_total(r) or 0 for r in usable])
-    with drawing(1.5 + 0.36 * len(usable)) as figure:
+    shown = known
+    if len(known) > _MAX_BARS:
+        step = (len(known) - 1) / (_MAX_BARS - 1)
+        shown = [known[round(i * step)] for i in range(_MAX_BARS)]
+    unit, name = unit_for([points.predicted_total(r) or 0 for r in shown])
+    with drawing(1.5 + 0.36 * len(shown)) as figure:
         axes = figure.subplots()
-        places = range(len(usable))
-        left = [0.0] * len(usable)
-        parts = [(_KIND_NAMES[k], KIND_COLOURS[k], [_part(r, k) for r in usable]) for k in kinds]
-        if fixed > 0:
-            parts.append(("process (measured)", "#E4E8EC", [fixed] * len(usable)))
-        for label, colour, values in parts:
-            widths = [v / unit for v in values]
-            axes.barh(places, widths, left=left, color=colour, height=0.7, label=label)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-        seen = [(i, peaks[r.key] / unit) for i, r in enumerate(usable) if r.key in peaks]
-        marks = axes.scatter(
-            [x for _, x in seen],
-            [i for i, _ in seen],
-            marker="|",
-            s=190,
-            linewidths=2.2,
-            color=INK,
-            label="measured peak",
-            zorder=3,
-        )
-        axes.set_yticks(list(places), [_bar_label(r, usable) for r in usable])
-        axes.set_ylim(-0.6, len(usable) - 0.4)
+        handles = _stack(axes, page, shown, unit)
+        axes.set_yticks(range(len(shown)), [_bar_label(r, shown) for r in shown])
+        axes.set_ylim(-0.6, len(shown) - 0.4)
         axes.set_xlabel(f"memory ({name})")
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
-        axes.set_title("Where the memory goes")
-        handles = [*axes.containers] + ([marks] if seen else [])
+        some = f", {len(shown)} of {len(known)} points" if len(shown) < len(known) else ""
+        axes.set_title(f"Where the memory goes{some}")
         legend_below(figure, handles, columns=7)
         return save(figure, path, "Memory by kind, point by point")
+
+
+def _stack(axes: Any, page: Page, shown: list[PointRecord], unit: float) -> list[Any]:
+    """Draw the bars and the marks of the peaks, and return what the legend lists."""
+    peaks = {s.key: s.measured for s in page.analysis.peak.samples}
+    fixed = page.analysis.peak.fixed_bytes or 0
+    kinds = [k for k in points.KINDS if any(points.predicted(r, k) for r in shown)]
+    parts = [(_KIND_NAMES[k], KIND_COLOURS[k], [_part(r, k) for r in shown]) for k in kinds]
+    if fixed > 0:
+        parts.append(("process (measured)", "#E4E8EC", [fixed] * len(shown)))
+    left = [0.0] * len(shown)
+    for label, colour, values in parts:
+        widths = [v / unit for v in values]
+        axes.barh(range(len(shown)), widths, left=left, color=colour, height=0.7, label=label)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    seen = [(i, peaks[r.key] / unit) for i, r in enumerate(shown) if r.key in peaks]
+    marks = axes.scatter(
+        [x for _, x in seen],
+        [i for i, _ in seen],
+        marker="|",
+        s=190,
+        linewidths=2.2,
+        color=INK,
+        label="measured peak",
+        zorder=3,
+    )
+    return [*axes.containers] + ([marks] if seen else [])
 
 
 def _part(record: PointRecord, kind: str) -> int:
