@@ -4,41 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Run
 from sweep_helpers import patched
-
-from localkv.cli import main
 
 HEADERS = Path(__file__).parent / "data" / "headers"
 PLAIN = HEADERS / "qwen2-dense.gguf"
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that runs ``localkv ARGS`` here: (exit code, stdout, stderr)."""
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["localkv", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        code = ended.value.code
-        return (0 if code is None else int(code)), out, err
-
-    return call
-
 
 def test_the_overview_names_every_command(run: Run) -> None:
     code, out, _ = run("--help")
 
     assert code == 0
-    for name in ("sweep", "inspect", "predict", "report"):
+    for name in ("sweep", "inspect", "predict", "selftest", "report"):
         assert f"  {name}" in out
 
 

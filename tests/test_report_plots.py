@@ -94,7 +94,7 @@ def test_several_cache_types_have_a_panel_each(tmp_path: Path) -> None:
     memory = draw_memory(page, tmp_path / "memory.svg")
     assert memory is not None
     found = texts(memory.read_text(encoding="utf-8"))
-    assert {"memory with the cache in f16", "memory with the cache in q8_0"} <= set(found)
+    assert {"Memory, cache in f16", "Memory, cache in q8_0"} <= set(found)
 
 
 def test_a_large_grid_is_thinned_to_what_can_be_read(tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def draw_memory(page: Page, path: Path) -> Path | None:
             group = [r for r in usable if points.types_text(r) == kind]
             _memory_panel(panel, group, slots, peaks, fixed, unit)
             context_axis(panel, [points.n_ctx_seq(r) or 0 for r in usable])
-            lead = "Memory against context per slot, " if len(types) == 1 else ""
-            panel.set_title(f"{lead}memory with the cache in {plain(kind)}")
+            lead = "Memory against context per slot" if len(types) == 1 else "Memory"
+            panel.set_title(f"{lead}, cache in {plain(kind)}")
             panel.set_xlabel("context per slot (tokens)")
         for panel in panels[:: min(2, len(types))]:
             panel.set_ylabel(f"memory ({name})")
