@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod
+from os.path import isfile, join
 from typing import Any
 
 from localkv.errors import ModelError
@@ -30,11 +31,17 @@ _COMPANIONS = {
 
 
 def read_model(path: str) -> ModelShape:
-    """Return the shape of the model that ``path`` names: a file, any shard, or a built-in name.
+    """Return the shape of the model that ``path`` names.
+
+    A .gguf file, any shard of a set, a built-in name, a Hugging Face config.json or its folder.
 
     Raises:
         ModelError: the model cannot be found or read, or is not a language model.
     """
+    if path.endswith(".json") or isfile(join(path, "config.json")):
+        from localkv.model.hf_config import read_hf_model
+
+        return read_hf_model(path)
     from localkv.gguf import open_model
 
     model = open_model(path)

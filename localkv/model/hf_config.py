@@ -56,6 +56,8 @@ def read_hf_model(path: str) -> ModelShape:
     return replace(
         shape,
         weights_bytes=weights.tensor_bytes,
+        # An index says what all tensors take together, not which layer they belong to.
+        input_bytes=weights.tensor_bytes,
         file_bytes=weights.file_bytes,
         paths=(file, *weights.paths),
         notes=notes,

@@ -14,17 +14,24 @@ ggml/src/ggml-alloc.c.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 #: TENSOR_ALIGNMENT in ggml/src/ggml-impl.h; devices align to 128, which changes nothing that shows.
 ALIGNMENT = 64
-_ENDLESS = 1 << 62
-#: The slot of a step that gives the inputs back.
-_INPUTS = -2
+_ENDLESS = 1 << 62  # what the last hole begins with; it never gets small
+#: Slots of steps that allocate nothing: plain reads, and those that give inputs of the graph back.
+_READ, _INPUTS, _PICKS = -1, -2, -3
 
 Block = tuple[int, int]  # (offset, bytes)
+
+
+class Widths(Protocol):
+    """The bytes of each width that a recipe names."""
+
+    def __getitem__(self, width: str, /) -> int: ...
 
 
 class Allocator:
@@ -39,19 +46,19 @@ class Allocator:
         """Return a block of ``size`` bytes: ggml_dyn_tallocr_alloc."""
         size = -(-size // ALIGNMENT) * ALIGNMENT
         holes = self._holes
-        best = len(holes) - 1
-        best_size = _ENDLESS
-        for index in range(len(holes) - 1):
-            found = holes[index][1]
-            if size <= found <= best_size:
-                best, best_size = index, found
-        hole = holes[best]
-        offset = hole[0]
-        hole[0] += size
-        hole[1] -= size
-        if not hole[1]:
-            del holes[best]
-        self.peak = max(self.peak, offset + size)
+        best = holes[-1]
+        if len(holes) > 1:
+            best_size = _ENDLESS - 1
+            for hole in holes:
+                if size <= hole[1] <= best_size:
+                    best, best_size = hole, hole[1]
+        offset = best[0]
+        best[0] = end = offset + size
+        best[1] -= size
+        if not best[1]:
+            holes.remove(best)
+        if end > self.peak:
+            self.peak = end
         return offset, size
 
     def free(self, block: Block) -> None:
@@ -98,23 +105,24 @@ class Program:
     def run(
         self,
         memory: Allocator,
-        sizes: Mapping[str, int],
-        tail: Mapping[str, int],
+        sizes: Widths,
+        tail: Widths,
         block: Block,
         inputs: Iterable[Block] = (),
+        picks: Iterable[Block] = (),
     ) -> Block:
         """Allocate and free as the recipe says.
 
         ``sizes`` are bytes by width, ``tail`` those of the output rows alone; ``block`` is what
-        comes in, ``inputs`` are what the graph needs no more from here on.
+        comes in; ``inputs`` are what no later block reads, ``picks`` the numbers of output rows.
         """
         held: list[Block] = [(0, 0)] * self.slots
         held[0] = block
         for step in self.steps:
             if step.width:
                 held[step.slot] = memory.take((tail if step.tail else sizes)[step.width])
-            elif step.slot == _INPUTS:
-                for taken in inputs:
+            elif step.slot < 0:
+                for taken in {_INPUTS: inputs, _PICKS: picks}.get(step.slot, ()):
                     memory.free(taken)
             for slot in step.dying:
                 memory.free(held[slot])
@@ -136,12 +144,13 @@ def compiled(recipe: str, *, last: bool = False) -> Program:
                     lines.append(("E", count, (slots[use],), True))
                     slots[use] = count
                     count += 1
+                lines.append(("", _PICKS, (), tail))
             continue
         reads = tuple(slots[use] for use in uses)
         if name == "!":
             lines.append(("", _INPUTS, (), tail))
         elif name == "-":
-            lines.append(("", -1, reads, tail))
+            lines.append(("", _READ, reads, tail))
         elif name == "=":
             slots["x"] = reads[0]
         else:
@@ -159,9 +168,7 @@ def _parsed(recipe: str) -> Iterable[tuple[str, str, list[str]]]:
             yield name, width.strip(), tail.split()
 
 
-def _with_lives(
-    lines: list[tuple[str, int, tuple[int, ...], bool]], out: int
-) -> Iterable[_Step]:
+def _with_lives(lines: list[tuple[str, int, tuple[int, ...], bool]], out: int) -> Iterable[_Step]:
     last_read = {slot: number for number, line in enumerate(lines) for slot in line[2]}
     for number, (width, slot, reads, tail) in enumerate(lines):
         dying = [read for read in dict.fromkeys(reads) if last_read[read] == number and read != out]

@@ -17,15 +17,16 @@ class Family:
 
     ``experts``: "all" blocks have them, those "after lead" (leading_dense_block_count), "every"
     interleave_moe_layer_step-th block, "alternate" ones (moe_every_n_layers), or none ("").
-    ``gated``: experts have a gate; ``shared``: shared experts beside them;
-    ``merged``: one matrix for gate and up; ``biased``: the choice of experts has a bias.
+    ``gated``: experts have a gate; ``shared``: shared experts beside them; ``merged``: one matrix
+    for gate and up; ``biased``: the choice of experts has a bias.
     ``state`` is the recipe of blocks that keep a state; ``beside``: attention in the same block.
-    ``choice``: how an indexer chooses tokens ("tokens", "pools",
-    "pooled", "blocks", "compressed").
-    ``per_layer``: a second embedding for every block; ``bias``: attention has a bias per pair of
-    positions; ``cached`` False: K and V are not read from the cache; ``logits``: how many tensors
-    of logits there are. ``positions``: numbers per token of the positions' input. ``low`` and ``high`` bound the truth
-    as shares of the estimate.
+    ``choice``: how an indexer chooses tokens ("tokens", "pools", "pooled", "blocks",
+    "compressed"). ``per_layer``: a second embedding for every block; ``bias``: attention has a
+    bias per pair of positions; ``cached`` False: K and V are not read from the cache.
+    ``outputs``: the rows whose logits are asked for are picked "after" the last block, or "all"
+    rows go on; otherwise they are picked before its feed-forward part. ``logits``: how many
+    tensors of logits there are. ``positions``: numbers per token of the positions' input.
+    ``low`` and ``high`` bound the truth as shares of the estimate.
     """
 
     layout: str = "pre"
@@ -45,8 +46,8 @@ class Family:
     outputs: str = ""
     logits: int = 1
     positions: int = 1
-    low: float = 0.90
-    high: float = 1.15
+    low: float = 0.0
+    high: float = 0.0
 
 
 _LAYOUT = {
@@ -67,7 +68,8 @@ _PROJECTIONS = {
 }
 _DENSE = {
     "plain": "arcee bert bloom codeshell falcon gpt2 gptneox jais2 mpt nemotron phi2 "
-    "plm pockettts starcoder starcoder2 t5 t5encoder apertus nemotron_h nemotron_h_moe jina-bert-v3 nomic-bert-moe",
+    "plm pockettts starcoder starcoder2 t5 t5encoder apertus nemotron_h nemotron_h_moe "
+    "jina-bert-v3 nomic-bert-moe",
     "fused": "chatglm glm4 phi3 plamo2 plamo3 neo-bert granite_swa modern-bert",
     "": "mamba mamba2",
 }
@@ -77,15 +79,16 @@ _EXPERTS = {
     "after lead": "afmoe bailingmoe bailingmoe2 bailingmoe3 cohere2moe deepseek deepseek2 "
     "deepseek2-ocr deepseek32 dots1 dots3note exaone-moe glm-dsa glm4moe glm5-next hy_v4 kimi-k3 "
     "kimi-linear laguna lfm2moe minimax-m3 mistral4",
-    "all": "arctic dbrx deepseek4 gemma4 granitehybrid granite granite_swa granitemoe gpt-oss grok grovemoe "
-    "hunyuan-moe hy_v3 jamba llada-moe llama llama-embed maple mellum mimo2 minimax-01 minimax-m2 minicpm "
-    "mistral3 olmoe phimoe qwen2moe qwen35moe qwen3moe qwen3next qwen3vlmoe qwen4exp rnd1 "
-    "smallthinker step35",
+    "all": "arctic dbrx deepseek4 gemma4 granitehybrid granite granite_swa granitemoe gpt-oss grok "
+    "grovemoe hunyuan-moe hy_v3 jamba llada-moe llama llama-embed maple mellum mimo2 minimax-01 "
+    "minimax-m2 minicpm mistral3 olmoe phimoe qwen2moe qwen35moe qwen3moe qwen3next qwen3vlmoe "
+    "qwen4exp rnd1 smallthinker step35",
 }
 _STATE = {
     "mamba": "mamba jamba",
     "mamba2": "mamba2 granitehybrid nemotron_h nemotron_h_moe falcon-h1 plamo2",
-    "delta": "qwen3next qwen35 qwen35moe qwen4exp",
+    "delta": "qwen35 qwen35moe qwen4exp",
+    "delta repeated": "qwen3next",
     "shortconv": "lfm2 lfm2moe",
     "wkv": "rwkv6 rwkv6qwen2",
     "wkv7": "rwkv7 arwkv7",
@@ -129,6 +132,14 @@ _FOUR_POSITIONS = (  # M-RoPE
 )
 
 
+#: Sketched more coarsely, so that their band is wider.
+_ROUGH = (
+    "deepseek4 falcon glm5-next kimi-k3 minicpm3 minimax-01 minimax-m3 modern-bert qwen refact "
+    "smallthinker step35 t5encoder wavtokenizer-dec"
+)
+_BAND, _ROUGH_BAND = (0.90, 1.15), (0.65, 1.5)
+
+
 @cache
 def family(architecture: str) -> Family:
     """Return the structure of ``architecture``."""
@@ -139,6 +150,7 @@ def family(architecture: str) -> Family:
     def has(names: str) -> bool:
         return architecture in names.split()
 
+    low, high = _ROUGH_BAND if has(_ROUGH) else _BAND
     return Family(
         layout=of(_LAYOUT, "pre"),
         projections=of(_PROJECTIONS),
@@ -148,7 +160,8 @@ def family(architecture: str) -> Family:
         shared=has(_SHARED),
         merged=has(_MERGED),
         biased=has(_BIASED),
-        state=of(_STATE),
+        # A config.json has names of its own: its recurrent blocks are taken for the commonest.
+        state=of(_STATE, "mamba2"),
         beside=has("falcon-h1"),
         choice=of(_CHOICE),
         per_layer=has("gemma3n gemma4"),
@@ -157,4 +170,6 @@ def family(architecture: str) -> Family:
         outputs=of(_OUTPUTS),
         logits=0 if has(_NO_LOGITS) else 2 if has("chameleon") else 1,
         positions=4 if has(_FOUR_POSITIONS) else 1,
+        low=low,
+        high=high,
     )

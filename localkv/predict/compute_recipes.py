@@ -54,7 +54,10 @@ def attend(projections: str, mode: Mode, *, mask: str = "", bias: bool = False) 
     turned = {"q": mode.rotate_k, "k": mode.rotate_k and k, "v": mode.rotate_v and v}
     names = {"q": q, "k": k, "v": v}
     steps = steps.format(
-        **{part: f"{part} {part.upper()}: {names[part]}" if on else "" for part, on in turned.items()}
+        **{
+            part: f"{part} {part.upper()}: {names[part]}" if on else ""
+            for part, on in turned.items()
+        }
     )
     q, k, v = (part if turned[part] else names[part] for part in "qkv")
     written = f"-: {k}; -: {v}" if mode.cached and k else ""
@@ -126,10 +129,22 @@ def sparse(mode: Mode, projections: str, kind: str) -> str:
 
 def compressed(mode: Mode, indexed: bool) -> str:
     """Return DeepSeek V4's attention, from ``h`` to ``o``: deepseek4.cpp."""
-    chosen = "i IQ: l; j IQ: i; k IQ: j; w IH: h; s LS: k w; t LS: s; f LM: ; -: t;" if indexed else ""
+    chosen = (
+        "i IQ: l; j IQ: i; k IQ: j; w IH: h; s LS: k w; t LS: s; f LM: ; -: t;" if indexed else ""
+    )
     mixed = f"{chosen} o O: q" if mode.flash else f"p KQ: q; {chosen} y O: p; o O: y"
     return f"l QL: h; q Q: l; q Q: q; k K: h; k K: k; -: k; {mixed}; !:"
 
+
+_WKV = (
+    "r RS: ; s SW: ; c E: r h; m E6: c; q E: m; b E: m; k E: m; a E: m; t E: k; w E: k; v E: m;"
+    "f E: k; j E: f; u E: j; l E: j; d SS: q b w v u l s; -: d; n E: d; g E: m; -: n g;"
+)
+
+_DELTA = (
+    "r RS: ; w CV: h; c CX: r w; -: c; s SW: ; y CV: c; {q}; b DT: h; a DT: h;"
+    "d SS: q k y b a s; -: d; n I: d; z I: h; v I: z; -: n v; o I: n"
+)
 
 #: Blocks with a state of fixed size, from ``h`` to ``o``: "r" and "s" are what the memory holds,
 #: "c" the convolution's window over it. Sources: mamba-base.cpp, delta-net-base.cpp, lfm2.cpp,
@@ -139,19 +154,18 @@ STATE = {
     "-: s; v I: z; m I: y; -: m s; o I: v m",
     "mamba2": "r RS: ; z ZX: h; c CX: r z; -: c; y CV: c; t DT: z; s SS: y t; -: s; v I: z; m I: y;"
     "-: m s; g I: v m; o I: g",
-    "delta": "r RS: ; w CV: h; c CX: r w; -: c; s SW: ; y CV: c; q I: y; k I: y; b DT: h; a DT: h;"
-    "d SS: q k y b a s; -: d; n I: d; z I: h; v I: z; -: n v; o I: n",
+    "delta": _DELTA.format(q="q G: y; k G: y"),
+    # Q and K are repeated for each head of V
+    "delta repeated": _DELTA.format(q="q G: y; q I: q; k G: y; k I: k"),
     "shortconv": "r RS: ; z E3: h; m E: z; c CX: r m; -: c; y CV: c; o E: z y",
-    "wkv": "r RS: ; s SW: ; c E: r h; m E6: c; q E: m; b E: m; k E: m; a E: m; t E: k; w E: k; v E: m;"
-    "f E: k; j E: f; u E: j; l E: j; d SS: q b w v u l s; -: d; n E: d; g E: m; -: n g; o E: n",
+    "wkv": _WKV + "o E: n",
     # the first block's V is kept for the others (z)
-    "wkv7": "z E: ; r RS: ; s SW: ; c E: r h; m E6: c; q E: m; b E: m; k E: m; a E: m; t E: k; w E: k;"
-    "v E: m; f E: k; j E: f; u E: j; l E: j; d SS: q b w v u l s; -: d; n E: d; g E: m; -: n g;"
-    "-: h z; o E: n",
-    "kda": "r RS: ; q I: h; c CI: r q; k I: h; d CI: r k; v I: h; e CI: r v; s SW: ; q I: c; q I: q;"
-    "q I: q; k I: d; k I: k; k I: k; v I: e; v I: v; g I: h; g I: g; g I: g;"
+    "wkv7": f"z E: ; {_WKV} -: h z; o E: n",
+    "kda": "r RS: ; q I: h; c CI: r q; k I: h; d CI: r k; v I: h; e CI: r v; s SW: ; q I: c;"
+    "q I: q; q I: q; k I: d; k I: k; k I: k; v I: e; v I: v; g I: h; g I: g; g I: g;"
     "m SS: q k v g s; -: m; n I: m; n I: n; z I: h; z I: z; -: n z; o I: n",
-    "lightning": "s SW: ; w QKV: h; -: w; v O: w; p LL: w; d LL: p; n O: v d; -: s; u O: w; o O: n u",
+    "lightning": "s SW: ; w QKV: h; -: w; v O: w; p LL: w; d LL: p; n O: v d; -: s; u O: w;"
+    "o O: n u",
 }
 
 #: Feed-forward parts, from the normed ``n`` to ``d``: build_ffn.
@@ -164,7 +178,9 @@ DENSE = {
 _SHARED = "; g S: n; u S: n; y S: g u; e E: y; -: d e"
 
 
-def experts(*, gated: bool = True, shared: bool = False, merged: bool = False, biased: bool = False) -> str:
+def experts(
+    *, gated: bool = True, shared: bool = False, merged: bool = False, biased: bool = False
+) -> str:
     """Return a mixture of experts, from ``n`` to ``d``: build_moe_ffn, then shared experts.
 
     ``merged``: gate and up are one matrix; ``biased``: the choice of experts has a bias.
@@ -174,8 +190,7 @@ def experts(*, gated: bool = True, shared: bool = False, merged: bool = False, b
     if not gated:
         inner = "y GU: n s"
     return (
-        f"l X: n; {chosen}; w U: l s; {inner}; e EU: y s; -: e w; d E: e"
-        f"{_SHARED if shared else ''}"
+        f"l X: n; {chosen}; w U: l s; {inner}; e EU: y s; -: e w; d E: e{_SHARED if shared else ''}"
     )
 
 
@@ -183,13 +198,18 @@ def block(attention: str, feed_forward: str, layout: str, *, kept: bool = False)
     """Return a whole block: how norms and residuals join attention and feed-forward.
 
     "pre": a norm before each part; "post": none before, one after (in place); "parallel": both
-    from one norm, added together; "falcon": so too, from a norm each; "streams": several residual streams (hyper-connections), mixed
-    before and after each part; "altup": so too, four of them around one computed (gemma3n);
-    "cohere": so too, the feed-forward before the last matrix. ``kept``: the sum goes into the
-    stream's own memory, since what is added to it is only a view.
+    from one norm, added together; "falcon": so too, from a norm each; "cohere": so too, the
+    feed-forward before attention's last matrix; "streams": several residual streams
+    (hyper-connections), mixed before and after each part; "altup": so too, around one that is
+    computed (gemma3n). ``kept``: the sum goes into the stream's own memory, since what is added to
+    it is only a view.
     """
+    if not feed_forward and layout != "post":
+        layout = "pre"
     if layout == "falcon":
-        return f"h E: x; {attention}; n E: x; {feed_forward}; a E: o; |: d a x; -: d a; -: d x; =: d"
+        return (
+            f"h E: x; {attention}; n E: x; {feed_forward}; a E: o; |: d a x; -: d a; -: d x; =: d"
+        )
     if layout in ("parallel", "cohere"):
         feed_forward = _renamed(feed_forward, "n", "h")
     if layout == "parallel":

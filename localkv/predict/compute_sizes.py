@@ -1,8 +1,8 @@
-"""The bytes of the tensors that the recipes name, for one block and so many tokens."""
+"""The bytes of the tensors that the recipes name, under the settings of one run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from localkv.gguf.types import row_bytes
@@ -10,84 +10,84 @@ from localkv.model import ModelShape
 from localkv.model.shape import LayerSpec
 from localkv.predict.compute_families import Family
 from localkv.predict.compute_recipes import Mode
+from localkv.predict.compute_widths import Numbers
 from localkv.predict.config import EffectiveContext, RunConfig
 from localkv.predict.kv import cells_per_stream, v_is_transposed
 
-_F32 = 4
-_POOLED = 4  # tokens per block of qwen4exp's indexer
+_F32, _F16 = 4, 2
+_POOL = 4  # tokens per block of the indexers of qwen4exp and glm5-next
 _V_ROTATION = 64  # build_input_v_rot of llama_kv_cache
-
-
-class Numbers:
-    """A model's own integer keys, one value each."""
-
-    def __init__(self, shape: ModelShape) -> None:
-        """Read the keys of ``shape``."""
-        self._values = shape.numbers
-
-    def __call__(self, key: str, default: int = 0, block: int = -1) -> int:
-        """Return the number under ``key``, that of ``block`` in a list; 0 counts as missing."""
-        value = self._values.get(key, default)
-        if isinstance(value, tuple):
-            return value[block] if 0 <= block < len(value) else max(value, default=default)
-        return value or default
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One run as the graph sees it: rows of tokens and of outputs, cells of K per kind of cache."""
+    """One run as the graph sees it.
+
+    ``rows`` of tokens, of which ``outputs`` give logits, in ``sequences``; ``cells`` per stream by
+    kind of cache; ``mask`` and ``top_k`` bytes and tokens; ``by_blocks``: minimax-m3's sparse
+    attention runs; ``copied``: K and V come from another device.
+    """
 
     rows: int
     outputs: int
-    mode: Mode
-    cells: Mapping[str, int]
-    streams: int
     sequences: int
+    streams: int
+    cells: Mapping[str, int]
+    mode: Mode
+    mask: int
+    top_k: int
     transposed: bool
-    blocks: bool
     type_k: str
     type_v: str
+    by_blocks: bool
+    copied: bool = False
 
 
 def setting(
-    shape: ModelShape, config: RunConfig, context: EffectiveContext, kind: Family
+    shape: ModelShape, config: RunConfig, context: EffectiveContext, kind: Family, number: Numbers
 ) -> Setting:
     """Return the worst case that llama_context::sched_reserve sizes the buffers for."""
     tokens = min(context.n_ctx, context.n_ubatch)
     rows = -(-tokens // config.n_seq_max) * config.n_seq_max
-    outputs = min(tokens, config.n_outputs_max or context.n_batch)
-    if kind.outputs == "all":
-        outputs = rows
-    cells: dict[str, int] = {}
-    # inputs lie in the order in which blocks come to read them
-    order = [layer.kind for layer in shape.layers]
-    caches = shape.caches if kind.cached else ()
-    for cache in sorted(caches, key=lambda c: order.index(c.kind) if c.kind in order else 1):
-        if cache.layers and cache.kind not in cells and cache.cells != "fixed":
-            cells[cache.kind] = cells_per_stream(cache, shape.window, config, context)
+    asked = min(tokens, config.n_outputs_max or context.n_batch)
+    cells = _cells(shape, config, context) if kind.cached else {}
     flash = config.flash_attn != "off" and shape.flash_attn
-    first = next((layer for layer in shape.layers if layer.k_head), None)
-    rotate = first is not None and bool(cells) and not shape.mla
     transposed = v_is_transposed(config)
+    f32 = "f32" in (config.cache_type_k, config.cache_type_v)
+    k_head, v_head = next(((x.k_head, x.v_head) for x in shape.layers if x.k_head), (0, 0))
+    rotates = bool(cells) and not shape.mla
     return Setting(
         rows=rows,
-        outputs=outputs,
+        outputs=rows if kind.outputs == "all" else asked,
+        sequences=config.n_seq_max,
+        streams=context.n_stream,
+        cells=cells,
         mode=Mode(
             flash,
-            rotate_k=rotate and _rotated(config.cache_type_k, first.k_head),
-            rotate_v=rotate and _rotated(config.cache_type_v, first.v_head),
-            cast=not cells or "f32" in (config.cache_type_k, config.cache_type_v),
-            turn=(not flash or kind.bias) and (not cells or not transposed),
+            rotate_k=rotates and _rotated(config.cache_type_k, k_head),
+            rotate_v=rotates and _rotated(config.cache_type_v, v_head),
+            cast=not cells or f32,
+            turn=(not flash or kind.bias) and not (cells and transposed),
             cached=bool(cells),
         ),
-        cells=cells,
-        streams=context.n_stream,
-        sequences=config.n_seq_max,
+        mask=_F16 if flash else _F32,
+        top_k=number("attention.indexer.top_k", 1 << 31),
         transposed=transposed,
-        blocks=flash and (config.n_seq_max == 1 or not config.kv_unified),
         type_k=config.cache_type_k,
         type_v=config.cache_type_v,
+        by_blocks=flash and (config.n_seq_max == 1 or not config.kv_unified),
     )
+
+
+def _cells(shape: ModelShape, config: RunConfig, context: EffectiveContext) -> dict[str, int]:
+    """Return the cells of each kind of cache, in the order in which blocks come to read them."""
+    order = [layer.kind for layer in shape.layers]
+    cells: dict[str, int] = {}
+    for cache in sorted(shape.caches, key=lambda c: order.index(c.kind) if c.kind in order else 1):
+        if cache.layers and cache.cells != "fixed":
+            size = cells_per_stream(cache, shape.window, config, context)
+            cells.setdefault(cache.kind, size)
+    return cells
 
 
 def _rotated(cache_type: str, head: int) -> bool:
@@ -95,62 +95,35 @@ def _rotated(cache_type: str, head: int) -> bool:
     return cache_type not in ("f16", "bf16", "f32") and head % 64 == 0
 
 
-def inputs(
-    shape: ModelShape, run: Setting, positions: int, choice: str
-) -> Iterator[tuple[str, int]]:
-    """Yield the graph's inputs in bytes, each with the kind of block that reads it last."""
+def inputs(shape: ModelShape, run: Setting, kind: Family) -> Iterator[tuple[str, int]]:
+    """Yield the graph's inputs in bytes, each with what reads it last.
+
+    That is a kind of block, "any" block, or "outputs", where their rows are picked.
+    """
     rows = run.rows
-    yield "", rows * _F32 * positions
-    yield "", run.outputs * _F32
-    mask = 2 if run.mode.flash else _F32
+    yield "any", rows * _F32 * kind.positions
     if not run.cells and any(layer.n_head and not layer.state_width for layer in shape.layers):
-        yield "none", rows * rows * mask
+        yield "none", rows * rows * run.mask
         if shape.window:
-            yield "none", rows * rows * mask
-    for kind, cells in run.cells.items():
-        if kind == "indexer" and choice == "blocks":
-            if run.blocks:
-                yield "", rows * 8
+            yield "none", rows * rows * run.mask
+    for name, cells in run.cells.items():
+        if name == "indexer" and kind.choice == "blocks":
+            if run.by_blocks:
+                yield "any", rows * 8
                 yield "full", cells * rows * _F32
             continue
-        widest = max((c.v_padded for c in shape.caches if c.kind == kind), default=0)
         if run.mode.rotate_k:
-            yield kind, _rotation(shape) ** 2 * _F32
+            yield name, _rotation(shape) ** 2 * _F32
         if run.mode.rotate_v:
-            yield kind, _V_ROTATION**2 * _F32
-        yield kind, rows * 8
+            yield name, _V_ROTATION**2 * _F32
+        yield name, rows * 8
+        widest = max((c.v_padded for c in shape.caches if c.kind == name), default=0)
         if widest:
-            yield kind, rows * 8 * (widest if run.transposed else 1)
-        yield kind, cells * rows * mask
-
-
-def fillers(shape: ModelShape, run: Setting, number: Numbers, choice: str) -> dict[int, int]:
-    """Return the bytes of the zeros that each block with an indexer unmasks with, by block.
-
-    They are leaves of the graph, so that all of them lie there from the start.
-    """
-    if choice in ("", "blocks"):
-        return {}
-    if choice == "pools":
-        return {-1: _pool_bytes(number, run, run.rows)}
-    cells = run.cells.get("full", 0)
-    size = chosen_tokens(number, cells) * run.rows * _F32
-    if choice == "compressed":
-        cells = run.cells.get("indexer", 0)
-        size = chosen_tokens(number, cells) * run.rows * (2 if run.mode.flash else _F32)
-    every = choice == "tokens"
-    return {
-        layer.index: size
-        for layer in shape.layers
-        if layer.indexer_width or (every and layer.kind == "full")
-    }
-
-
-def _pool_bytes(number: Numbers, run: Setting, rows: int) -> int:
-    """Return the bytes of the tokens in the pools that glm5-next chooses."""
-    pools = run.sequences * (run.cells.get("full", 0) // _POOLED + 64)
-    chosen = min(pools, (number("attention.indexer.top_k") or _POOLED * pools) // _POOLED)
-    return (_POOLED * chosen + _POOLED - 1) * rows * _F32
+            yield name, rows * 8 * (widest if run.transposed else 1)
+        yield name, cells * rows * run.mask
+        if kind.bias:
+            yield name, cells * rows * _F32
+    yield "outputs", run.outputs * _F32
 
 
 def _rotation(shape: ModelShape) -> int:
@@ -162,120 +135,112 @@ def _rotation(shape: ModelShape) -> int:
     return size
 
 
-def sizes(
-    shape: ModelShape, layer: LayerSpec, number: Numbers, run: Setting, rows: int
-) -> dict[str, int]:
-    """Return the bytes of everything a recipe may name in ``layer``, for ``rows`` tokens."""
-    block = layer.index
-    heads = layer.n_head
-    k_head, v_head = layer.k_head, layer.v_head
-    kv_heads = layer.n_head_kv
-    n_embd = shape.n_embd
-    used = number("expert_used_count")
-    n_ff = number("feed_forward_length", shape.n_ff, block)
-    expert_ff = number("expert_feed_forward_length", 0, block) or n_ff
-    shared_ff = number("expert_shared_feed_forward_length", 0, block) or (
-        expert_ff * max(1, number("expert_shared_count"))
-    )
-    k_mla = number("attention.key_length_mla") or k_head
-    v_mla = number("attention.value_length_mla") or v_head
-    latent = number("attention.kv_lora_rank") or v_head
-    rope = number("rope.dimension_count")
-    seen = run.cells.get(layer.kind, run.rows)
-    if "compressed" in run.cells and layer.indexer_width:
-        seen += run.cells["compressed"]
-    elements = {
-        "E": n_embd,
-        "Q": heads * (k_mla if shape.mla else k_head),
-        "K": kv_heads * k_head,
-        "V": kv_heads * v_head,
-        "QKV": heads * k_head + kv_heads * (k_head + v_head),
-        "O": heads * (v_mla if shape.mla else v_head),
-        "F": n_ff,
-        "FF": 2 * n_ff,
-        "X": shape.n_expert,
-        "U": used,
-        "GU": expert_ff * used,
-        "GG": 2 * expert_ff * used,
-        "EU": n_embd * used,
-        "S": shared_ff,
-        "QL": number("attention.q_lora_rank"),
-        "QA": heads * latent,
-        "QR": heads * rope,
-        "QC": heads * (latent + rope),
-        "KC": latent + rope,
-        "KL": latent,
-        "KR": rope,
-        "KQ": heads * seen,
-    }
-    inner = number("ssm.inner_size") or heads * number("kda.head_dim") or n_embd
-    kernel = max(number("ssm.conv_kernel") or number("shortconv.l_cache"), 2)
-    conv = layer.r_width // (kernel - 1)
-    decays = number("ssm.time_step_rank") or heads
-    index_key = number("attention.indexer.key_length")
-    index_heads = number("attention.indexer.head_count")
-    elements |= {
-        "QQ": 2 * heads * k_head,
-        "I": inner,
-        "CV": conv,
-        "ZM": 2 * inner,
-        "ZX": inner + conv + decays,
-        "XP": decays + 2 * number("ssm.state_size"),
-        "DT": decays,
-        "HC": streams(number) * n_embd,
-        "IK": index_key,
-        "IH": index_heads,
-        "IQ": index_heads * index_key,
-        "E3": 3 * n_embd,
-        "E6": 6 * n_embd,
-    }
-    bytes_per_width = {name: count * rows * _F32 for name, count in elements.items()}
-    cells = run.cells.get(layer.kind, run.rows) * (run.streams if run.cells else 1)
-    half = 2
-    bytes_per_width["KF"] = cells * elements["K"] * half if run.type_k == "f32" or not run.cells else 0
-    bytes_per_width["VF"] = cells * elements["V"] * half if run.type_v == "f32" or not run.cells else 0
-    v_row = latent if shape.mla else elements["V"]
-    v_type = (run.type_k if shape.mla else run.type_v) if run.cells else "f32"
-    bytes_per_width["VT"] = row_bytes(v_type, v_row) * cells
-    held = {"RS": layer.r_width, "SW": layer.s_width}
-    bytes_per_width |= {name: count * run.sequences * _F32 for name, count in held.items()}
-    bytes_per_width["CX"] = bytes_per_width["CV"] + bytes_per_width["RS"]
-    bytes_per_width["CI"] = bytes_per_width["I"] + bytes_per_width["RS"] // 3
-    bytes_per_width["SS"] = bytes_per_width["I"] + bytes_per_width["SW"]
-    tokens = rows // run.sequences
-    bytes_per_width["LL"] = tokens * tokens * heads * run.sequences * _F32
-    bytes_per_width |= _chosen(number, run, rows, kv_heads, index_heads, index_key)
-    return bytes_per_width
+def fillers(shape: ModelShape, run: Setting, kind: Family) -> dict[int, int]:
+    """Return the bytes of the zeros that each block unmasks chosen tokens with, by block.
 
-
-def _chosen(
-    number: Numbers, run: Setting, rows: int, kv_heads: int, heads: int, key: int
-) -> dict[str, int]:
-    """Return the bytes of what an indexer makes to choose tokens."""
-    cells = run.cells.get("full", 0)
-    compressed = run.cells.get("indexer", 0)
-    mask = 2 if run.mode.flash else _F32
+    They are leaves of the graph, so that all of them lie there from the start.
+    """
+    if kind.choice == "pools":
+        return {-1: _pools(run) * run.rows * _F32}
+    size = min(run.top_k, run.cells.get("full", 0)) * run.rows * _F32
+    if kind.choice == "compressed":
+        size = min(run.top_k, run.cells.get("indexer", 0)) * run.rows * run.mask
+    every = kind.choice == "tokens"
+    if kind.choice not in ("tokens", "pooled", "compressed"):
+        return {}
     return {
-        "IS": cells * rows * _F32,
-        "TK": chosen_tokens(number, cells) * rows * _F32,
-        "FM": cells * rows * mask,
-        "IP": cells * key * run.streams * _F32,
-        "BS": -(-cells // _POOLED) * heads * rows * _F32,
-        "IC": cells // _POOLED * key * run.streams * _F32,
-        "PW": _pool_bytes(number, run, rows),
-        "PM": _pool_bytes(number, run, rows) // 2 + cells * rows * mask,
-        "MR": cells * kv_heads * rows * _F32 // run.streams,
-        "MM": cells * kv_heads * rows * mask,
-        "LS": compressed * rows * _F32,
-        "LM": compressed * rows * mask,
+        layer.index: size
+        for layer in shape.layers
+        if layer.indexer_width or (every and layer.kind == "full")
     }
 
 
-def streams(number: Numbers) -> int:
-    """Return how many residual streams a model with several of them has."""
-    return number("hyper_connection.count") or 4  # gemma3n.cpp reads no key: n_altup
+def _pools(run: Setting) -> int:
+    """Return the tokens in the pools that glm5-next chooses, at most."""
+    pools = run.sequences * (run.cells.get("full", 0) // _POOL + 64)
+    return _POOL * min(pools, run.top_k // _POOL) + _POOL - 1
 
 
-def chosen_tokens(number: Numbers, cells: int) -> int:
-    """Return how many tokens an indexer lets through at most."""
-    return min(number("attention.indexer.top_k") or cells, cells)
+@dataclass
+class Sizes:
+    """The bytes of the widths of one block, for ``rows`` tokens of ``run``."""
+
+    layer: LayerSpec
+    elements: Mapping[str, int]
+    run: Setting
+    rows: int
+    mla: bool = False
+
+    def __getitem__(self, width: str) -> int:
+        """Return the bytes of ``width``."""
+        count = self.elements.get(width)
+        return count * self.rows * _F32 if count is not None else _SPECIAL[width](self)
+
+    def cells(self, kind: str = "") -> int:
+        """Return the cells per stream that the block reads, or those of a ``kind`` of cache."""
+        own = self.run.cells.get(kind or self.layer.kind, 0 if kind else self.run.rows)
+        chosen = not kind and self.layer.indexer_width and "compressed" in self.run.cells
+        return own + (self.run.cells["compressed"] if chosen else 0)
+
+    def all_cells(self) -> int:
+        """Return the cells of all streams that the block reads."""
+        return self.cells() * (self.run.streams if self.run.cells else 1)
+
+    def scores(self, kind: str = "full", size: int = _F32) -> int:
+        """Return the bytes of one number per token and cell."""
+        return self.cells(kind) * self.rows * size
+
+    def state(self, width: int) -> int:
+        """Return the bytes of a state of ``width`` elements for each sequence."""
+        return width * self.run.sequences * _F32
+
+
+def _copy(sizes: Sizes, cache_type: str, width: str) -> int:
+    """Return the bytes of K or V where a copy is computed with: as it is, or as f16."""
+    row = sizes.elements[width]
+    cells = sizes.all_cells()
+    if sizes.run.copied:
+        return row_bytes(cache_type, row) * cells
+    return row * cells * _F16 if cache_type == "f32" or not sizes.run.cells else 0
+
+
+def _turned(sizes: Sizes) -> int:
+    """Return the bytes of V transposed, in its cache's type."""
+    row = sizes.elements["KL" if sizes.mla else "V"]
+    own = sizes.run.type_k if sizes.mla else sizes.run.type_v
+    return row_bytes(own if sizes.run.cells else "f32", row) * sizes.all_cells()
+
+
+def _pairs(sizes: Sizes) -> int:
+    """Return the bytes of one number per pair of tokens of a sequence and head."""
+    tokens = sizes.rows // sizes.run.sequences
+    return tokens * tokens * sizes.layer.n_head * sizes.run.sequences * _F32
+
+
+#: Widths that depend on more than tokens times elements.
+_SPECIAL: dict[str, Callable[[Sizes], int]] = {
+    "KQ": lambda s: s.layer.n_head * s.cells() * s.rows * _F32,
+    "KF": lambda s: _copy(s, s.run.type_k, "K"),
+    "VF": lambda s: _copy(s, s.run.type_v, "V"),
+    "VT": _turned,
+    # state: convolution, state space; what a convolution or a scan makes holds the state too
+    "RS": lambda s: s.state(s.layer.r_width),
+    "SW": lambda s: s.state(s.layer.s_width),
+    "CX": lambda s: s["CV"] + s["RS"],
+    "CI": lambda s: s["I"] + s["RS"] // 3,
+    "SS": lambda s: s["I"] + s["SW"],
+    "LL": _pairs,
+    # sparse attention: scores, chosen tokens, masks
+    "IS": lambda s: s.scores(),
+    "TK": lambda s: min(s.run.top_k, s.cells("full")) * s.rows * _F32,
+    "FM": lambda s: s.scores(size=s.run.mask),
+    "IP": lambda s: s.cells("full") * s.elements["IK"] * s.run.streams * _F32,
+    "IC": lambda s: s["IP"] // _POOL,
+    "BS": lambda s: s.elements["IH"] * s.scores() // _POOL,
+    "PW": lambda s: _pools(s.run) * s.rows * _F32,
+    "PM": lambda s: s["PW"] // 2 + s["FM"],
+    "MR": lambda s: s.layer.n_head_kv * s.scores() // s.run.streams,
+    "MM": lambda s: s.layer.n_head_kv * s.scores(size=s.run.mask),
+    "LS": lambda s: s.scores("indexer"),
+    "LM": lambda s: s.scores("indexer", s.run.mask),
+}
