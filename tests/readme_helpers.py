@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 
-import click
 from click.testing import CliRunner
 
-from localkv.cli.app import COMMANDS
+from localkv.cli.app import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -23,10 +21,8 @@ _EXCERPT = re.compile(r"(<!-- excerpt -->\n).*?(<!-- end excerpt -->)", re.DOTAL
 
 def help_text(command: str) -> str:
     """Return what ``localkv COMMAND --help`` prints in a terminal of 96 columns."""
-    loaded = import_module(f"localkv.cli.{command}").command
-    assert isinstance(loaded, click.Command)
     result = CliRunner().invoke(
-        loaded, ["--help"], prog_name=f"localkv {command}", terminal_width=96, max_content_width=96
+        cli, [command, "--help"], prog_name="localkv", terminal_width=96, max_content_width=96
     )
     assert result.exit_code == 0
     return result.output.rstrip()

@@ -13,6 +13,7 @@ from sweep_helpers import patched
 HEADERS = Path(__file__).parent / "data" / "headers"
 PLAIN = HEADERS / "qwen2-dense.gguf"
 
+
 def test_the_overview_names_every_command(run: Run) -> None:
     code, out, _ = run("--help")
 

@@ -13,6 +13,7 @@ COMMANDS = {
     "sweep": "Measure a model at several contexts and slot counts, and write a report.",
     "inspect": "Show what a model file says about its memory, in one page.",
     "predict": "Compute what one configuration needs, to the byte.",
+    "selftest": "Compare formula and engine over a grid of configurations, for a bug report.",
     "report": "Render the report of a finished or interrupted sweep again.",
 }
 

@@ -7,13 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from localkv.cli import one_line
 from localkv.sweep.runner import Progress
 from localkv.units import format_bytes
 
 
 def say(text: str) -> None:
-    """Print one line on standard error, where everything but the result goes."""
-    print(text, file=sys.stderr, flush=True)
+    """Print one line on standard error, where everything but the result goes.
+
+    Texts hold names from model files and what the engine said: nothing of that may act on the
+    terminal.
+    """
+    print(one_line(text), file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
@@ -62,7 +67,7 @@ def sweep_progress(total: int) -> Iterator[Callable[[Progress], None]]:
 
         def observe(progress: Progress) -> None:
             if progress.record is not None:
-                bar.console.print(_result(progress), markup=False, highlight=False)
+                bar.console.print(one_line(_result(progress)), markup=False, highlight=False)
             bar.update(
                 task,
                 completed=progress.index + (progress.record is not None),

@@ -14,6 +14,7 @@ import click
 from localkv.cli.options import json_option
 from localkv.cli.progress import download_progress, duration, say, sweep_progress
 from localkv.errors import Interrupted, UsageError
+from localkv.report.escape import escape_terminal, safe_filename
 from localkv.report.write import write_report
 from localkv.sweep.plan import DEFAULT_DEPTHS, SweepPlan, merge, parse_gpu_layers, read_plan
 from localkv.sweep.runner import guess_seconds, run_sweep
@@ -142,8 +143,6 @@ def _latest_run() -> Path:
 
 
 def _new_run_directory(session: Session) -> Path:
-    from localkv.report.escape import safe_filename
-
     name = safe_filename(session.shape.name or Path(session.model.path).stem)
     return Path("reports") / name / time.strftime("%Y%m%d-%H%M%S")
 
@@ -179,7 +178,7 @@ def _announce(session: Session, store: RunStore, runs: int) -> None:
         say(f"note: {note}")
     if session.gpu_reason:
         say(f"No GPU takes part, so memory is measured in RAM: {session.gpu_reason}.")
-    say(f"{runs} runs of {session.shape.name}; results go to {store.directory}")
+    say(f"{runs} runs of {escape_terminal(session.shape.name)}; results go to {store.directory}")
     for key, why in session.refusals.items():
         say(f"note: the engine will not create {key}: {why}")
 
@@ -224,7 +223,8 @@ def _print_points(session: Session, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"schema": 1, "points": rows, "repeats": repeats, "seconds": seconds}))
         return
-    print(f"{session.shape.name}: {len(rows)} points, {repeats} run{'s' * (repeats > 1)} of each")
+    runs = f"{repeats} run{'s' * (repeats > 1)} of each"
+    print(f"{escape_terminal(session.shape.name)}: {len(rows)} points, {runs}")
     print(f"{'n_ctx':>8} {'per slot':>8} {'slots':>5} {'K/V':>11} {'KV':>11} {'total':>11} about")
     for row in rows:
         types = f"{row['cache_type_k']}/{row['cache_type_v']}"
@@ -234,5 +234,5 @@ def _print_points(session: Session, *, as_json: bool) -> None:
             f"{duration(row['seconds'])}"
         )
     for note in _point_notes(session):
-        print(f"note: {note}")
+        print(f"note: {escape_terminal(note, 400)}")
     print(f"about {duration(seconds)} in all; nothing was run")

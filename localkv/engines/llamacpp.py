@@ -26,7 +26,9 @@ from localkv.predict.config import RunConfig
 
 PACKAGE = "llama-cpp-python"
 # enum ggml_log_level in ggml/include/ggml.h; the numbers in llama_cpp/_logger.py are stale.
-_LOG_WARN, _LOG_ERROR, _LOG_CONT = 3, 4, 5
+_LOG_DEBUG, _LOG_WARN, _LOG_ERROR, _LOG_CONT = 1, 3, 4, 5
+#: What the engine says last of any model that it cannot load; the reason stands before it.
+_LAST_WORDS = "failed to load model"
 _DEVICE_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 
 
@@ -101,11 +103,16 @@ def cpu_features(system_info: str) -> tuple[str, ...]:
 
 
 class _Log:
-    """Collects the engine's log lines; keeps warnings and errors apart."""
+    """Collects the engine's log lines from "info" up; keeps warnings and errors apart.
+
+    A context says a thousand lines about its graph at level "debug", and nothing about memory:
+    keeping and parsing them would take half the time of a dry run.
+    """
 
     def __init__(self, api: ModuleType) -> None:
         self.lines: deque[str] = deque(maxlen=20_000)
-        self.problems: deque[str] = deque(maxlen=200)
+        self.warnings: deque[str] = deque(maxlen=200)
+        self.errors: deque[str] = deque(maxlen=200)
         self._level = 0
         self._open = False
         # The engine keeps the pointer, so this object must outlive every call.
@@ -113,20 +120,25 @@ class _Log:
         api.llama_log_set(self._callback, None)
 
     def _receive(self, level: int, text: bytes | None, _: Any) -> None:
-        piece = (text or b"").decode("utf-8", "replace")
         if level != _LOG_CONT:
             self._level = level
+        if self._level == _LOG_DEBUG:
+            return
+        piece = (text or b"").decode("utf-8", "replace")
         if self._open and level == _LOG_CONT and self.lines:
             self.lines[-1] += piece.rstrip("\n")
         else:
             self.lines.append(piece.rstrip("\n"))
-            if self._level in (_LOG_WARN, _LOG_ERROR):
-                self.problems.append(piece.strip())
+            if self._level == _LOG_ERROR:
+                self.errors.append(piece.strip())
+            elif self._level == _LOG_WARN:
+                self.warnings.append(piece.strip())
         self._open = not piece.endswith("\n")
 
     def clear(self) -> None:
         self.lines.clear()
-        self.problems.clear()
+        self.warnings.clear()
+        self.errors.clear()
 
 
 @dataclass(frozen=True)
@@ -170,13 +182,16 @@ class Engine:
         return parse_log(self.log.lines)
 
     def failure(self, fallback: str, stage: str) -> EngineFailure:
-        """Return the failure that the last log lines explain."""
-        problems = [_plain(line) for line in self.log.problems]
-        for line in reversed(problems):
+        """Return the failure that the log explains: by an error, or else by a warning."""
+        warnings, errors = (
+            [text for line in lines if (text := _plain(line)) not in ("", fallback, _LAST_WORDS)]
+            for lines in (self.log.warnings, self.log.errors)
+        )
+        for line in (*reversed(errors), *reversed(warnings)):
             if found := allocation_failure(line):
                 return EngineFailure(line, found, allocation=True)
-        errors = [line for line in problems if line and line != fallback]
-        return EngineFailure(errors[-1] if errors else fallback, stage, allocation=False)
+        said = (errors or warnings or [fallback])[-1]
+        return EngineFailure(said, stage, allocation=False)
 
     def _commit(self) -> str | None:
         function = self._symbol("ggml_commit", ctypes.c_char_p)

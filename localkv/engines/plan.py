@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from localkv.engines.check import gpu_count, plans_elsewhere
 from localkv.engines.dryrun import dry_run
+from localkv.engines.llamacpp import cpu_features
 from localkv.errors import EngineError
 from localkv.model.shape import ModelShape
 from localkv.predict.config import RunConfig
@@ -16,12 +20,31 @@ from localkv.predict.predict import estimate
 def planned(shape: ModelShape, config: RunConfig) -> Estimate:
     """Return the estimate of ``shape`` under ``config`` with the engine's own figures in it.
 
+    The engine also tells which weights its CPU back end repacks. Where ``config`` asks for more
+    GPUs than it sees, its compute buffers are for other devices and are left out, with a note.
+
     Raises:
         UsageError: a combination that the engine refuses.
         EngineError: the engine is not installed, or refuses or aborts on this model.
     """
-    draft = estimate(shape, config)
-    (plan,) = dry_run(Path(shape.path), [config], header_only=len(shape.paths) <= 1).plans
+    estimate(shape, config)  # says no before an engine is started
+    run = dry_run(Path(shape.path), [config], header_only=len(shape.paths) <= 1)
+    (plan,) = run.plans
     if plan.engine is None:
         raise EngineError(f"the engine gave no plan: {plan.refused}", "try other settings")
-    return with_engine_plan(draft, plan.engine)
+    draft = estimate(shape, with_features(config, run.info))
+    if not plans_elsewhere(config, gpu_count(run.info)):
+        return with_engine_plan(draft, plan.engine)
+    note = (
+        f"the installed engine sees {gpu_count(run.info)} of the {config.n_devices} GPUs asked "
+        "for: its compute buffers are for other devices and are not used"
+    )
+    known = draft if draft.known else with_engine_plan(draft, plan.engine)
+    return replace(known, notes=(*known.notes, note))
+
+
+def with_features(config: RunConfig, info: dict[str, Any]) -> RunConfig:
+    """Return ``config`` with the CPU features of the engine with this ``EngineInfo``."""
+    if config.cpu_features:
+        return config
+    return config.with_(cpu_features=cpu_features(str(info.get("system_info", ""))))

@@ -65,7 +65,7 @@ def estimate(shape: ModelShape, asked: RunConfig) -> Estimate:
     placement = place(shape, config)
     caches = sized_caches(shape.caches, shape.window, config, context)
     state = tuple(recurrent_state(shape, config))
-    compute = estimate_compute(shape, config)
+    compute = estimate_compute(shape, config, placement)
     output = output_bytes(shape, config)
     bounds = _bounds(shape, config, context)
     devices = device_estimates(shape, config, placement, caches, state, compute, output)
