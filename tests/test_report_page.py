@@ -208,7 +208,7 @@ def test_writing_makes_report_and_pictures_and_replaces_old_ones(tmp_path: Path)
     (tmp_path / "speed.svg").write_text("left over")
     written = write_report(tmp_path, run_info(), grid())
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        *("cache.svg", "fit.svg", "memory.svg", "report.md", "stacked.svg"),
+        *("cache.svg", "fit.svg", "memory.svg", "report.md", "results.csv", "stacked.svg"),
     ]
     text = written.report.read_text(encoding="utf-8")
     for name in re.findall(r"\]\((\w+\.svg)\)", text):

@@ -189,6 +189,8 @@ def _point_notes(session: Session) -> list[str]:
         note for estimate in session.estimates.values() for note in estimate.notes
     )
     told = [note for note in notes if not note.startswith("assumed: ")]
+    if 0 in session.plan.ctx_size:
+        told.insert(0, f"n_ctx 0 is the training context, {session.shape.n_ctx_train} tokens")
     if len(told) <= _MOST_NOTES:
         return told
     return [*told[:_MOST_NOTES], f"and {len(told) - _MOST_NOTES} more; see the report"]

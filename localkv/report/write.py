@@ -10,6 +10,7 @@ from typing import Any
 
 from localkv.analysis import points
 from localkv.analysis.answers import Predict
+from localkv.analysis.frame import frame
 from localkv.analysis.levers import Lever, find_levers
 from localkv.analysis.result import Analysis, analyse
 from localkv.records import PointRecord, RunInfo
@@ -20,6 +21,7 @@ from localkv.report.plots import draw_fit, draw_memory, draw_speed, draw_stacked
 from localkv.report.terminal import summary_lines
 
 REPORT_FILE = "report.md"
+TABLE_FILE = "results.csv"
 SCHEMA = 1
 
 #: Name of each picture -> what draws it; the file is the name with .svg.
@@ -71,7 +73,7 @@ def write_report(
     predict: Predict | None = None,
     levers: Sequence[Lever] | None = None,
 ) -> Written:
-    """Write ``report.md`` and its SVG files into ``directory`` and return what was written.
+    """Write ``report.md``, its SVG files and ``results.csv`` into ``directory``.
 
     ``predict(n_ctx, slots)`` gives the bytes of any context, for the largest that fits; ``levers``
     replace those that follow from the records. Files of an earlier report are replaced, and a
@@ -87,6 +89,7 @@ def write_report(
         if draw(page, path) is not None:
             drawn[name] = path.name
     page = Page(run, page.records, analysis, page.levers, drawn)
+    frame(kept).to_csv(directory / TABLE_FILE, index=False, lineterminator="\n")
     report = directory / REPORT_FILE
     fresh = report.with_suffix(".md.new")
     fresh.write_text(render_report(page), encoding="utf-8", newline="\n")
