@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from cli_helpers import LOCALKV
 from conftest import Run
 from sweep_helpers import patched
 
@@ -151,3 +154,53 @@ def test_a_plan_that_is_a_model_is_pointed_out(run: Run, smollm2_path: Path) -> 
 
     assert code == 2
     assert "-m" in err
+
+
+def test_an_empty_name_is_not_the_demo(run: Run) -> None:
+    code, out, err = run("inspect", "")
+
+    assert (code, out) == (2, "")
+    assert "empty" in err
+
+
+def test_ctrl_c_is_130_and_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("localkv.model.read_model", interrupted)
+
+    code, out, err = run("inspect", PLAIN)
+
+    assert (code, out) == (130, "")
+    assert err.strip() == "localkv: interrupted"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*LOCALKV, "inspect", str(PLAIN)], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "space" in done.stderr
+
+
+def test_a_closed_standard_error_is_no_accident() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m localkv predict {PLAIN} -c 512 2>&-",
+        shell=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    assert done.returncode == 0
+    assert "total" in done.stdout
+
+
+def test_both_ways_to_name_cache_types_are_refused(run: Run, smollm2_path: Path) -> None:
+    code, _, err = run("sweep", "-m", smollm2_path, "--cache-type", "q8_0", "-ctk", "f16")
+
+    assert code == 2
+    assert "--cache-type" in err

@@ -183,7 +183,7 @@ def test_the_summary_is_short_and_names_the_report() -> None:
     assert lines == [
         "Tiny Model: 6 ok, 1 skipped",
         "Largest context that ran, in tokens over all slots: 8,192 with 1 slot, 8,192 with 2 slots",
-        *[line for line in lines if line.startswith("It fits: at most ")],
+        *[line for line in lines if line.startswith("What ran fits: at most ")],
         "Should fit as well: 32,768 tokens over 2 slots (limit: training context)",
         *[line for line in lines if line.startswith("Formula against measurement: slope 1.0")],
         *[line for line in lines if line.startswith("One token of context: ")],

@@ -284,3 +284,45 @@ def test_a_finished_run_is_not_overwritten(smollm2_path: Path, tmp_path: Path) -
     assert again.returncode == 2
     assert "--resume" in again.stderr
     assert len(records_of(out)) == 1
+
+
+def test_a_run_is_not_taken_up_with_another_model(
+    smollm2_path: Path, gemma_path: Path, tmp_path: Path
+) -> None:
+    out, model = tmp_path / "run", tmp_path / "m.gguf"
+    model.symlink_to(smollm2_path)
+    assert localkv("sweep", "-m", model, "-c", 512, "-np", 1, "-ub", 32, "-o", out).returncode == 0
+    before = (out / "results.jsonl").read_bytes()
+    model.unlink()
+    model.symlink_to(gemma_path)
+
+    again = localkv("sweep", "--resume", "-o", out)
+
+    assert again.returncode == 2
+    assert "the model has changed" in again.stderr
+    assert (out / "results.jsonl").read_bytes() == before
+
+
+def test_results_without_their_run_are_not_taken_over(smollm2_path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    args = ("sweep", "-m", smollm2_path, "-c", 512, "-np", 1, "-ub", 32, "-o", out)
+    assert localkv(*args).returncode == 0
+    (out / "run.json").unlink()
+
+    assert localkv(*args).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [(("--timeout", "0.2"), 1), (("-c", "2000000000"), 1)],
+)
+def test_nothing_measured_is_not_a_success(
+    smollm2_path: Path, tmp_path: Path, options: tuple[str, ...], code: int
+) -> None:
+    done = localkv(
+        "sweep", "-m", smollm2_path, "-c", 512, "-np", 1, *options, "-o", tmp_path / "run"
+    )
+
+    assert done.returncode == code
+    assert "no point could be measured" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -34,4 +34,7 @@ def chosen_model(argument: str | None, option: str | None, default: str = "demo"
     """
     if argument and option and argument != option:
         raise UsageError(f"two models were named: {argument} and {option}", "name one")
-    return argument or option or default
+    named = argument if argument is not None else option
+    if named == "":
+        raise UsageError("the model's name is empty", "name a .gguf file, or demo")
+    return default if named is None else named

@@ -84,7 +84,9 @@ _SETTINGS = {
     show_default=True,
     help="Whose defaults fill in what is not given.",
 )
-@click.option("--engine", is_flag=True, help="Ask the engine for its plan (nothing is allocated).")
+@click.option(
+    "--engine", is_flag=True, help="Ask the engine for its plan (no buffer is allocated)."
+)
 @click.option("--check", is_flag=True, help="Formula and engine side by side; 1 if they differ.")
 @click.option(
     "--kv-dtype", help="Cache type in the table and the paged plan: f16, bf16, fp8, int8, ..."

@@ -90,7 +90,7 @@ def _result(progress: Progress) -> str:
     if record.outcome != "ok":
         return f"{describe(progress)}: {record.outcome}: {record.reason}"
     peak = record.peak.get("rss")
-    said = f", peak {format_bytes(peak.value)}" if peak and peak.value else ""
+    said = f", process at most {format_bytes(peak.value)}" if peak and peak.value else ""
     return f"{describe(progress)}: ok{said}"
 
 

@@ -25,7 +25,7 @@ from localkv.units import format_bytes
 def command(models: tuple[str, ...], as_json: bool) -> None:
     """Compare the formula with the engine's own plan, for each MODEL (default: demo).
 
-    The engine loads the header alone and allocates nothing. One row per model: how many
+    The engine loads the header alone and allocates no buffer. One row per model: how many
     configurations give the same caches, state, output buffer and context, to the 0.01 MiB that the
     engine prints, and how many both refuse. Exit code 1 when anything differs or a file cannot be
     tested. The compute buffers are estimates: how often their band missed is shown, and does not

@@ -13,12 +13,13 @@ import click
 
 from localkv.cli.options import json_option
 from localkv.cli.progress import download_progress, duration, say, sweep_progress
-from localkv.errors import Interrupted, UsageError
+from localkv.errors import EngineError, Interrupted, LocalkvError, UsageError
+from localkv.gguf.demo import DEMOS
 from localkv.report.escape import escape_terminal, safe_filename
 from localkv.report.write import write_report
 from localkv.sweep.plan import DEFAULT_DEPTHS, SweepPlan, merge, parse_gpu_layers, read_plan
 from localkv.sweep.runner import guess_seconds, run_sweep
-from localkv.sweep.session import Session, make_session, remaining
+from localkv.sweep.session import Session, make_session, model_facts, remaining
 from localkv.sweep.store import RunStore
 from localkv.units import format_bytes, parse_int_values, parse_word_values
 
@@ -66,7 +67,7 @@ _LAYERS = _Values("layers", parse_gpu_layers)
 @click.option("-fa", "--flash-attn", type=_WORDS, help="Flash attention: auto,on,off.")
 @click.option("--kv-unified/--no-kv-unified", default=None, help="One cache shared by the slots.")
 @click.option("--swa-full/--no-swa-full", default=None, help="Sliding layers at full size.")
-@click.option("-t", "--threads", type=click.IntRange(0), help="Threads; 0: the physical cores.")
+@click.option("-t", "--threads", type=click.IntRange(0, 512), help="Threads; 0: physical cores.")
 @click.option("--repeats", type=click.IntRange(1, 1000), help="Runs of each point.")
 @click.option("--seed", type=click.IntRange(0), help="Seed of the shuffled order.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for one run.")
@@ -86,7 +87,7 @@ def command(
     as_json: bool,
     speed: bool,
     **options: Any,
-) -> None:
+) -> int:
     """Measure a model's real memory over a grid of contexts and slots, and write a report.
 
     Every point runs in a fresh process through llama-cpp-python: the model is loaded, a context
@@ -104,15 +105,21 @@ def command(
         session = make_session(chosen, progress=progress)
     if dry_run:
         _print_points(session, as_json=as_json)
-        return
-    if not resume:
+        return 0
+    if resume:
+        _refuse_other_model(session, store)
+    else:
         store = RunStore(output or _new_run_directory(session))
         _refuse_existing(store)
-    _run(session, store, resume=resume, force=force, as_json=as_json)
+    return _run(session, store, resume=resume, force=force, as_json=as_json)
 
 
 def _plan_from(plan: str | None, options: dict[str, Any], speed: bool) -> SweepPlan:
     given = {name: value for name, value in options.items() if value is not None}
+    if "cache_type" in given and given.keys() & {"cache_type_k", "cache_type_v"}:
+        raise UsageError("--cache-type sets K and V together", "leave it, or -ctk and -ctv, away")
+    if not given.get("timeout", 1) > 0:
+        raise UsageError("--timeout must be a number above 0", "give seconds")
     for flag in ("kv_unified", "swa_full"):
         if flag in given:
             given[flag] = (given[flag],)
@@ -120,7 +127,7 @@ def _plan_from(plan: str | None, options: dict[str, Any], speed: bool) -> SweepP
         given["speed_depths"] = DEFAULT_DEPTHS
     settings: dict[str, Any] = {}
     if plan is not None:
-        if plan.endswith(".gguf"):
+        if plan.endswith(".gguf") or plan in DEMOS:
             raise UsageError(f"{plan} is a model, not a plan", f"name it with -m {plan}")
         settings = read_plan(Path(plan))
     return merge(settings, given)
@@ -147,6 +154,18 @@ def _new_run_directory(session: Session) -> Path:
     return Path("reports") / name / time.strftime("%Y%m%d-%H%M%S")
 
 
+def _refuse_other_model(session: Session, store: RunStore) -> None:
+    """Refuse to go on with a run when its model's file is not the one that it began with."""
+    began, now = store.read_info().model, model_facts(session.shape)
+    for fact in ("name", "architecture", "file_bytes", "weights_bytes", "n_layer", "n_params"):
+        if began.get(fact) != now[fact]:
+            raise UsageError(
+                f"the model has changed since this run began: {fact} was {began.get(fact)!r}, "
+                f"is {now[fact]!r}",
+                "put the old file back, or start a run of its own with another -o",
+            )
+
+
 def _refuse_existing(store: RunStore) -> None:
     if store.exists():
         raise UsageError(
@@ -156,7 +175,7 @@ def _refuse_existing(store: RunStore) -> None:
         )
 
 
-def _run(session: Session, store: RunStore, *, resume: bool, force: bool, as_json: bool) -> None:
+def _run(session: Session, store: RunStore, *, resume: bool, force: bool, as_json: bool) -> int:
     store.prepare(len(session.order))
     if resume:
         store.mend()
@@ -170,7 +189,7 @@ def _run(session: Session, store: RunStore, *, resume: bool, force: bool, as_jso
     except KeyboardInterrupt:
         command = f"localkv sweep --resume -o {shlex.quote(str(store.directory))}"
         raise Interrupted("stopped; what was measured is kept", f"go on with: {command}") from None
-    _finish(store, as_json=as_json)
+    return _finish(store, as_json=as_json)
 
 
 def _announce(session: Session, store: RunStore, runs: int) -> None:
@@ -180,7 +199,7 @@ def _announce(session: Session, store: RunStore, runs: int) -> None:
         say(f"No GPU takes part, so memory is measured in RAM: {session.gpu_reason}.")
     say(f"{runs} runs of {escape_terminal(session.shape.name)}; results go to {store.directory}")
     for key, why in session.refusals.items():
-        say(f"note: the engine will not create {key}: {why}")
+        say(f"note: no plan from the engine for {key}: {why}")
 
 
 def _point_notes(session: Session) -> list[str]:
@@ -196,13 +215,21 @@ def _point_notes(session: Session) -> list[str]:
     return [*told[:_MOST_NOTES], f"and {len(told) - _MOST_NOTES} more; see the report"]
 
 
-def _finish(store: RunStore, *, as_json: bool) -> None:
-    result = write_report(store.directory, store.read_info(), store.read_records())
+def _finish(store: RunStore, *, as_json: bool) -> int:
+    """Write the report, print the answer, and return the exit code it stands for."""
+    records = store.read_records()
+    result = write_report(store.directory, store.read_info(), records)
     if as_json:
         print(json.dumps(result.to_json()))
-        return
-    for line in result.summary:
-        print(line)
+    else:
+        for line in result.summary:
+            print(line)
+    outcomes = {record.outcome for record in records}
+    if "ok" in outcomes:
+        return 0
+    reason = next((record.reason for record in records if record.reason), None)
+    say(f"localkv: no point could be measured: {reason or 'no reason recorded'}")
+    return (EngineError if outcomes & {"failed", "crashed"} else LocalkvError).exit_code
 
 
 def _print_points(session: Session, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The engine's own plan: what it would allocate, asked in a child process, nothing allocated.
+"""The engine's own plan: what it would allocate, asked in a child process, no buffer allocated.
 
 A header can make the engine abort rather than refuse, so it is never asked in this process.
 One loaded model answers a whole grid of configurations.

@@ -10,6 +10,10 @@ from localkv.engines.llamacpp import Context, Engine, EngineFailure, Model
 from localkv.errors import LocalkvError
 from localkv.predict.config import RunConfig
 
+#: Even a dry run keeps the engine's table of cells, 52 bytes for each: beyond this many it is not
+#: asked, or the question alone could fill the machine.
+MOST_CELLS = 1 << 24
+
 
 def main() -> None:
     """Answer one job: one message for each configuration, in order."""
@@ -31,6 +35,9 @@ def _plan(
 ) -> None:
     with Model.without_weights(engine, path, configs[0], header_only=header_only) as model:
         for config in configs:
+            if config.n_ctx > MOST_CELLS:
+                channel.send({"refused": f"not asked about more than {MOST_CELLS} cells"})
+                continue
             engine.log.clear()
             try:
                 with Context(model, config, n_threads=1):

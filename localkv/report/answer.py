@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from localkv.analysis import points
 from localkv.analysis.answers import SlotAnswer, best_answers
+from localkv.analysis.fit import Interval
 from localkv.report.commands import commands
 from localkv.report.escape import code_block, escape_markdown
 from localkv.report.page import Page, label, percent, size, tokens
 from localkv.report.table import table, varying
+
+#: A slope this near to 1 is 1; an interval wider than this tells nothing.
+CLOSE = 0.005
+WIDEST = 0.05
 
 
 def answer(page: Page) -> list[str]:
@@ -59,13 +64,9 @@ def _formula(page: Page) -> list[str]:
     slope = fit.slope
     if slope is None:
         return ["", "The formula could not be checked: " + "; ".join(fit.refused[:1]) + "."]
-    agrees = abs(slope.value - 1) <= 0.005 or (
-        slope.low is not None and slope.high is not None and slope.low <= 1 <= slope.high
-    )
-    word = "agrees" if agrees else "does not agree"
     text = (
-        f"The formula {word} with what was measured: for every predicted byte of context the "
-        f"process grew by {slope.value:.4f} bytes"
+        f"The formula {_judged(slope)} with what was measured: for every predicted byte of "
+        f"context the process grew by {slope.value:.4f} bytes"
     )
     if slope.low is not None and slope.high is not None:
         text += f" (95 % interval {slope.low:.4f} to {slope.high:.4f})"
@@ -146,3 +147,11 @@ def _commands(page: Page, a: SlotAnswer, config: dict[str, object]) -> list[str]
         if command.lines:
             lines += [*code_block(list(command.lines), command.language), ""]
     return lines
+
+
+def _judged(slope: Interval) -> str:
+    """Return what may be said of a slope: nothing without an interval, or with a wide one."""
+    if slope.low is None or slope.high is None or slope.high - slope.low > WIDEST:
+        return "cannot be told from these points to agree"
+    near = abs(slope.value - 1) <= CLOSE or slope.low <= 1 <= slope.high
+    return "agrees" if near else "does not agree"

@@ -105,7 +105,9 @@ def llama_cpp_python(config: Mapping[str, Any], n_ctx_seq: int, path: str) -> Co
     home = path.startswith("~/")
     file = f"os.path.expanduser({path!a})" if home else f"{path!a}"
     lines = ("from llama_cpp import Llama", f"llm = Llama({file}{inside})")
-    return Command("llama-cpp-python", "python", ("import os", *lines) if home else lines)
+    # Its context keeps room for the logits of a whole batch; no argument of the class changes that.
+    note = "its compute buffer is larger than measured here: it keeps logits for a whole batch"
+    return Command("llama-cpp-python", "python", ("import os", *lines) if home else lines, note)
 
 
 def ollama(config: Mapping[str, Any], n_ctx_seq: int, path: str, name: str) -> Command:

@@ -39,8 +39,11 @@ def _largest(page: Page) -> list[str]:
     peaks = page.analysis.peak.samples
     if peaks:
         top = max(peaks, key=lambda s: s.measured)
+        whole = {r.outcome for r in page.points} == {"ok"}
+        word = "It fits" if whole else "What ran fits"
         lines.append(
-            f"It fits: at most {size(top.measured)} were used, {size(answers.available)} available"
+            f"{word}: at most {size(top.measured)} were used beyond the baseline, "
+            f"{size(answers.available)} available"
         )
     over = [a for a in answers.by_slots if a.fits is not None]
     if over:

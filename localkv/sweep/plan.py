@@ -200,6 +200,8 @@ def _load(path: Path) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
+    if path.exists() and not path.is_file():
+        raise UsageError(f"plan {path} is not a file", "see sweeps/ for plans")
     try:
         with path.open("rb") as file:
             data: dict[str, Any] = tomllib.load(file)

@@ -36,8 +36,8 @@ class RunStore:
         return self.directory / RESULTS_FILE
 
     def exists(self) -> bool:
-        """Return whether the directory holds a run."""
-        return (self.directory / RUN_FILE).exists()
+        """Return whether the directory holds a run, or what is left of one."""
+        return any((self.directory / name).exists() for name in (RUN_FILE, RESULTS_FILE))
 
     def prepare(self, records: int) -> None:
         """Create the directory and make sure that ``records`` records and a report fit in it.
@@ -95,8 +95,8 @@ class RunStore:
         path = self.directory / RUN_FILE
         try:
             data = json.loads(path.read_bytes())
-            if not isinstance(data, dict):
-                raise ValueError("not an object")
+            if not isinstance(data, dict) or not isinstance(data.get("plan"), dict):
+                raise ValueError("it holds no plan")
             return RunInfo.from_dict(data)
         except OSError as error:
             raise UsageError(
