@@ -30,10 +30,6 @@ class Metadata:
         """Return whether the header holds ``key``."""
         return self._prefix + key in self._values
 
-    def is_list(self, key: str) -> bool:
-        """Return whether the header holds a list under ``key``."""
-        return _is_list(self._values.get(self._prefix + key))
-
     def number(self, key: str, default: int | None = None) -> int:
         """Return the integer under ``key``, or ``default``.
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-RIGHT = "right"
-
 
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
