@@ -13,8 +13,10 @@ import click
 
 from localkv.cli.options import json_option
 from localkv.cli.progress import download_progress, duration, say, sweep_progress
+from localkv.cli.report import show
 from localkv.errors import EngineError, Interrupted, LocalkvError, UsageError
 from localkv.gguf.demo import DEMOS
+from localkv.records import RunInfo
 from localkv.report.escape import escape_terminal, safe_filename
 from localkv.report.write import write_report
 from localkv.sweep.plan import DEFAULT_DEPTHS, SweepPlan, merge, parse_gpu_layers, read_plan
@@ -94,20 +96,19 @@ def command(
     created, one full ubatch decoded in every slot. What that took is compared with the prediction
     and fitted. PLAN.toml holds the same settings as the options; options win.
     """
+    began = None
     if resume:
         store = RunStore(output or _latest_run())
-        chosen = SweepPlan.from_dict(store.read_info().plan)
+        began = store.read_info()
         _refuse_new_settings(plan, options, speed)
-    else:
-        chosen = _plan_from(plan, options, speed)
-        store = RunStore(output) if output else RunStore(Path())
+    chosen = SweepPlan.from_dict(began.plan) if began else _plan_from(plan, options, speed)
     with download_progress() as progress:
         session = make_session(chosen, progress=progress)
     if dry_run:
         _print_points(session, as_json=as_json)
         return 0
-    if resume:
-        _refuse_other_model(session, store)
+    if began:
+        _refuse_other_model(session, began)
     else:
         store = RunStore(output or _new_run_directory(session))
         _refuse_existing(store)
@@ -154,9 +155,9 @@ def _new_run_directory(session: Session) -> Path:
     return Path("reports") / name / time.strftime("%Y%m%d-%H%M%S")
 
 
-def _refuse_other_model(session: Session, store: RunStore) -> None:
+def _refuse_other_model(session: Session, info: RunInfo) -> None:
     """Refuse to go on with a run when its model's file is not the one that it began with."""
-    began, now = store.read_info().model, model_facts(session.shape)
+    began, now = info.model, model_facts(session.shape)
     for fact in ("name", "architecture", "file_bytes", "weights_bytes", "n_layer", "n_params"):
         if began.get(fact) != now[fact]:
             raise UsageError(
@@ -218,12 +219,7 @@ def _point_notes(session: Session) -> list[str]:
 def _finish(store: RunStore, *, as_json: bool) -> int:
     """Write the report, print the answer, and return the exit code it stands for."""
     records = store.read_records()
-    result = write_report(store.directory, store.read_info(), records)
-    if as_json:
-        print(json.dumps(result.to_json()))
-    else:
-        for line in result.summary:
-            print(line)
+    show(write_report(store.directory, store.read_info(), records), as_json=as_json)
     outcomes = {record.outcome for record in records}
     if "ok" in outcomes:
         return 0

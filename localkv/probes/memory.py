@@ -28,24 +28,22 @@ def available_memory(root: Path = ROOT) -> Reading:
     of the shell; ``source`` names the one that decided.
     """
     headrooms = [(limit.headroom, limit.name) for limit in memory_limits(root)]
-    machine = _machine(root, "available")
-    if machine.value is not None:
-        headrooms.append((machine.value, machine.source))
-    if not headrooms:
-        return machine
-    value, source = min(headrooms)
-    return Reading(value, source=source)
+    return _smallest(headrooms, _machine(root, "available"))
 
 
 def total_memory(root: Path = ROOT) -> Reading:
     """Return the bytes this process could use at most: installed memory or the lowest limit."""
     totals = [(limit.limit, limit.name) for limit in memory_limits(root)]
-    machine = _machine(root, "total")
+    return _smallest(totals, _machine(root, "total"))
+
+
+def _smallest(limits: list[tuple[int, str]], machine: Reading) -> Reading:
+    """Return the lowest of ``limits`` (bytes, name) and the machine's own figure, if known."""
     if machine.value is not None:
-        totals.append((machine.value, machine.source))
-    if not totals:
+        limits = [*limits, (machine.value, machine.source)]
+    if not limits:
         return machine
-    value, source = min(totals)
+    value, source = min(limits)
     return Reading(value, source=source)
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localkv.engines.check import gpu_count
 from localkv.engines.dryrun import DryRun, Plan, dry_run
-from localkv.engines.llamacpp import cpu_features
+from localkv.engines.plan import with_features
 from localkv.gguf.find import GgufModel, open_model
 from localkv.model.header import shape_from_header
 from localkv.model.shape import ModelShape
@@ -57,7 +58,7 @@ class Session:
             if not gpu["available"] and gpu["reason"]:
                 why += f"; {gpu['reason']}"
             return why
-        if not _gpus(engine):
+        if not gpu_count(engine):
             return gpu["reason"] or "the engine sees no GPU"
         return None
 
@@ -123,14 +124,12 @@ def _on_devices(
     points: list[Point], drafts: dict[str, Estimate], planned: DryRun, shape: ModelShape
 ) -> tuple[list[Point], dict[str, Estimate]]:
     """Fit the points to what the engine has: its GPUs, without any the host; its CPU."""
-    n_devices = len(_gpus(planned.info))
-    features = cpu_features(planned.info.get("system_info", ""))
+    n_devices = gpu_count(planned.info)
     fitted = [
         Point(
-            point.config.with_(
+            with_features(point.config, planned.info).with_(
                 n_gpu_layers=point.config.n_gpu_layers if n_devices else 0,
                 n_devices=max(1, n_devices),
-                cpu_features=features,
             ),
             point.key,
         )
@@ -148,10 +147,6 @@ def _as_decoded(point: Point, plan: SweepPlan, shape: ModelShape) -> RunConfig:
     if plan.speed_depths:
         deepest += context.n_ubatch + DECODE_TOKENS
     return at_decoded_depth(point.config, context, deepest)
-
-
-def _gpus(engine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [entry for entry in engine.get("devices", ()) if entry["type"] in ("gpu", "igpu")]
 
 
 def _with_plans(
