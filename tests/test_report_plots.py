@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from analysis_helpers import grid, prediction, record, run_info
+from analysis_helpers import grid, record, run_info
 
 from localkv.analysis import analyse
 from localkv.records import PointRecord, RunInfo, Speed
-from localkv.report.diagram import cache_diagram, draw_cache
+from localkv.report.diagram import draw_cache
 from localkv.report.page import Page
 from localkv.report.plots import draw_fit, draw_memory, draw_speed, draw_stacked
 from localkv.report.style import tokens_text, unit_for
@@ -121,61 +121,6 @@ def test_hostile_names_stay_text(name: str, tmp_path: Path) -> None:
     ET.fromstring(svg)
     assert "<script" not in svg
     assert "\x1b" not in svg
-
-
-def rects(svg: str) -> list[ET.Element]:
-    return list(ET.fromstring(svg).iter(f"{SVG}rect"))
-
-
-def test_the_diagram_tells_kinds_slots_and_sizes() -> None:
-    told = prediction(8192, 4, "f16")
-    layers = [{"kind": "sliding"}] * 3 + [{"kind": "full"}]
-    told["kv"]["caches"].append(
-        {"kind": "sliding", "cells": 512, "streams": 4, "layers": 3, "k_bytes": 1, "v_bytes": 1}
-    )
-    found = texts(cache_diagram(told, layers, name="X"))
-    assert "The cache of X" in found
-    assert {"4 x full attention", "3 x sliding window", "slot 1", "slot 4"} <= set(found)
-    assert "4 layers in order" in found
-    assert "16.00 MiB" in found
-
-
-def test_used_pages_are_told_from_reserved_ones_only_when_known() -> None:
-    told = prediction(8192, 1, "f16")
-    unknown, known = cache_diagram(told), cache_diagram(told, used=4096)
-    count = sum(r.get("opacity") == "0.9" for r in rects(known))
-    assert sum(r.get("opacity") == "0.9" for r in rects(unknown)) == 0
-    assert count == sum(r.get("opacity") == "0.28" for r in rects(known)) == 16
-
-
-def test_a_shared_cache_is_one_notebook_and_a_state_one_page() -> None:
-    told = prediction(8192, 4, "f16")
-    told["config"]["kv_unified"] = True
-    told["kv"]["caches"][0].update(cells=8192, streams=1)
-    assert "all 4 slots write into the same notebooks" in texts(cache_diagram(told))
-    told["recurrent"]["bytes"] = 1 << 20
-    found = texts(cache_diagram(told, [{"kind": "recurrent"}] * 6 + [{"kind": "full"}] * 4))
-    assert "6 x recurrent" in found
-
-
-def test_many_slots_are_counted_not_drawn() -> None:
-    found = texts(cache_diagram(prediction(65536, 64, "f16")))
-    assert "and 58 more" in found
-    assert "slot 7" not in found
-
-
-def test_texts_of_the_diagram_stay_on_its_card() -> None:
-    told = prediction(1 << 20, 16, "f16")
-    told["recurrent"]["bytes"] = 1 << 34
-    layers = [{"kind": "recurrent"}, {"kind": "full"}, {"kind": "sliding"}] * 30
-    root = ET.fromstring(cache_diagram(told, layers, used=5, name="n" * 500))
-    for element in root.iter(f"{SVG}text"):
-        # No letter of a sans-serif face is wider on average than 0.62 of its size.
-        width = len("".join(element.itertext())) * float(element.get("font-size", "0")) * 0.62
-        x = float(element.get("x", "0"))
-        left = x - width if element.get("text-anchor") == "end" else x
-        assert left >= 0
-        assert left + width <= 830, "".join(element.itertext())
 
 
 @pytest.mark.parametrize(
