@@ -1,1 +1,1 @@
-"""Live servers, watched from outside. The room is laid out; a later version furnishes it."""
+"""Live servers, watched from outside: what they answer, over time, and under load."""

@@ -1,0 +1,127 @@
+"""Looking at a server again and again, one question at a time, and noticing what changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from localkv.http import ServerError
+from localkv.observe.process import ServerProcess
+from localkv.observe.sources import Source
+from localkv.snapshots import Observed, Snapshot
+
+#: Seconds between two looks. A look costs the server a queue entry and one HTTP thread for
+#: milliseconds; benchmarks/bench_observe.py holds its price below one percent.
+INTERVAL = 1.0
+#: Looks in a row without an answer after which the server counts as gone.
+GONE_AFTER = 3
+
+
+class Stop(Protocol):
+    """Waits, and says whether to stop; a ``threading.Event``'s ``wait`` is one."""
+
+    def __call__(self, seconds: float) -> bool:
+        """Return True when it is time to stop."""
+
+
+def watch(
+    source: Source,
+    process: ServerProcess | None = None,
+    *,
+    interval: float = INTERVAL,
+    duration: float | None = None,
+    wait: Stop | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Observed]:
+    """Yield a look every ``interval`` seconds, for ``duration`` seconds or till the server is gone.
+
+    Never two questions at once, and after an answer that took long a pause as long as it took, so
+    that a busy server is not kept busier. A look without an answer is an :class:`Observed` too; the
+    last of ``GONE_AFTER`` of them in a row that found nobody ends the watch.
+    """
+    wait = wait or _sleep
+    start = clock()
+    before: Observed | None = None
+    missing = 0
+    while True:
+        begun = clock()
+        if missing:
+            source.forget()
+        seen = look(source, process, before, at=begun - start, clock=clock)
+        if missing and seen.snapshot is not None:
+            seen = _back(seen, process)
+        yield seen
+        missing = missing + 1 if seen.error_kind == "unreachable" else 0
+        if missing >= GONE_AFTER:
+            return
+        if seen.snapshot is not None:
+            before = seen
+        now = clock()
+        pause = max(interval - (now - begun), seen.took if seen.took > interval else 0.0)
+        left = None if duration is None else duration - (now - start)
+        if left is not None and left <= pause:
+            # The last look falls on the end, so that what happened till then is counted.
+            if left > 0 and not wait(left):
+                yield look(source, process, before, at=clock() - start, clock=clock)
+            return
+        if wait(max(pause, 0.0)):
+            return
+
+
+def _back(seen: Observed, process: ServerProcess | None) -> Observed:
+    """Return ``seen``, the first answer after a silence, with the process that answers now."""
+    another = process is not None and process.find()
+    said = "the server answers again" + (", as another process" if another else "")
+    return replace(seen, events=(said, *seen.events))
+
+
+def look(
+    source: Source,
+    process: ServerProcess | None,
+    before: Observed | None,
+    *,
+    at: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Observed:
+    """Return one look; ``before`` is the last one with an answer."""
+    begun = clock()
+    snapshot, error, kind = None, "", ""
+    try:
+        snapshot = source.scrape()
+    except ServerError as failed:
+        error, kind = str(failed), failed.kind
+    took = clock() - begun
+    events: tuple[str, ...] = ()
+    if snapshot is not None and before is not None and before.snapshot is not None:
+        events = tuple(changes(before.snapshot, snapshot))
+    return Observed(
+        seconds=round(at, 3),
+        took=round(took, 4),
+        snapshot=snapshot,
+        error=error,
+        error_kind=kind,
+        process=process.read() if process else {},
+        events=events,
+    )
+
+
+def changes(before: Snapshot, now: Snapshot) -> Iterator[str]:
+    """Yield what changed of a server's nature between two snapshots, one sentence each."""
+    fell = [name for name, value in now.counters.items() if value < before.counters.get(name, 0)]
+    if fell:
+        yield f"the server was restarted: its counters began again ({', '.join(fell)})"
+    if before.model and now.model and before.model != now.model:
+        yield f"the model changed from {before.model} to {now.model}"
+    known = before.capacity_tokens is not None and now.capacity_tokens is not None
+    if known and before.capacity_tokens != now.capacity_tokens:
+        yield f"the capacity changed from {before.capacity_tokens} to {now.capacity_tokens} tokens"
+    names = {model.name for model in before.loaded}, {model.name for model in now.loaded}
+    yield from (f"{name} was loaded" for name in sorted(names[1] - names[0]))
+    yield from (f"{name} was unloaded" for name in sorted(names[0] - names[1]))
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
