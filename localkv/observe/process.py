@@ -1,16 +1,17 @@
-"""The server's own process on this machine: its memory, and what its command line gives away."""
+"""The server's own process on this machine: its memory, and the settings it was started with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
+from localkv.observe.command_line import server_settings
 from localkv.probes.listening import command_line, environment, family, listener
 from localkv.probes.nvidia import open_nvml
 from localkv.probes.process import sample_process
 from localkv.records import Reading
 
 _SUMMED = ("rss_anon", "rss_file")
-_TRUE, _FALSE = ("1", "on", "true", "enabled"), ("0", "off", "false", "disabled")
 
 
 class ServerProcess:
@@ -67,34 +68,6 @@ def _sum(readings: Sequence[Reading], count: int) -> Reading:
     return Reading(sum(known), source=f"{source}{of}")
 
 
-def unified_cache(words: Sequence[str], variables: Mapping[str, str]) -> bool | None:
-    """Return whether a llama-server started with these shares one cache among its slots.
-
-    None when these are not a llama-server's. Without a number of slots it chooses four that share
-    one cache (tools/server/server.cpp); a flag counts more than its environment variable
-    (common/arg.cpp).
-    """
-    if not any("llama-server" in word for word in words[:2]):
-        return None
-    flags = {"--kv-unified": True, "-kvu": True, "--no-kv-unified": False, "-no-kvu": False}
-    for word in reversed(words):
-        if word in flags:
-            return flags[word]
-    told = variables.get("LLAMA_ARG_KV_UNIFIED", "").lower()
-    if told in _TRUE or told in _FALSE:
-        return told in _TRUE
-    slots = _value(words, ("-np", "--parallel")) or variables.get("LLAMA_ARG_N_PARALLEL")
-    return slots is None or slots.startswith("-")
-
-
-def _value(words: Sequence[str], flags: Iterable[str]) -> str | None:
-    """Return what follows the last of ``flags``."""
-    for index in range(len(words) - 2, -1, -1):
-        if words[index] in flags:
-            return words[index + 1]
-    return None
-
-
-def server_cache(pid: int | None) -> bool | None:
-    """Return :func:`unified_cache` of the running process ``pid``."""
-    return unified_cache(command_line(pid), environment(pid)) if pid else None
+def settings_of(pid: int | None) -> dict[str, Any] | None:
+    """Return what the llama-server ``pid`` was told; None for another program."""
+    return server_settings(command_line(pid), environment(pid)) if pid else None

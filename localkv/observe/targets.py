@@ -1,0 +1,81 @@
+"""From what a person types to a server that answers: a URL, a server's name, or ``auto``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from localkv.errors import EngineError, UsageError
+from localkv.http import Client, ServerError
+from localkv.observe.sources import USUAL_PORTS, Source, detect
+
+#: Seconds that a port of this machine may take to answer while looking around.
+_GLANCE = 2.0
+
+
+def urls(target: str, variables: Mapping[str, str]) -> list[str]:
+    """Return the addresses that ``target`` may mean.
+
+    ``auto`` is every usual port of this machine, a server's name its own; ``variables`` may hold
+    OLLAMA_HOST. Anything else is an address.
+    """
+    usual = {name: f"http://127.0.0.1:{port}" for name, port in USUAL_PORTS.items()}
+    if host := variables.get("OLLAMA_HOST", "").strip():
+        usual["ollama"] = ollama_url(host)
+    if target == "auto":
+        return list(usual.values())
+    return [usual.get(target, target)]
+
+
+def ollama_url(host: str) -> str:
+    """Return the URL that OLLAMA_HOST stands for: host, port or both; 0.0.0.0 is this machine."""
+    parts = urlsplit(host if "://" in host else f"http://{host}")
+    name = parts.hostname or "127.0.0.1"
+    if name in ("0.0.0.0", "::"):
+        name = "127.0.0.1"
+    usual = {"http": USUAL_PORTS["ollama"], "https": 443}
+    port = parts.port or (80 if host.startswith("http://") else usual.get(parts.scheme, 11434))
+    return f"{parts.scheme}://{f'[{name}]' if ':' in name else name}:{port}"
+
+
+def connect(target: str, variables: Mapping[str, str]) -> tuple[Client, Source]:
+    """Return the client and the source for the one server that ``target`` means.
+
+    Raises:
+        UsageError: several servers answer, or the address is none.
+        EngineError: nobody answers, or nothing that localkv knows.
+    """
+    places = urls(target, variables)
+    if len(places) == 1:
+        client = Client(places[0])
+        try:
+            return client, detect(client)
+        except BaseException:
+            client.close()
+            raise
+    found = [pair for place in places if (pair := _glance(place))]
+    if len(found) == 1:
+        return found[0]
+    for client, _ in found:
+        client.close()
+    if found:
+        named = ", ".join(f"{source.server} at {client.base_url}" for client, source in found)
+        raise UsageError(f"several servers answer: {named}", "name one of these addresses")
+    raise EngineError(f"no server answers at {', '.join(places)}", "start one, or give its address")
+
+
+def _glance(place: str) -> tuple[Client, Source] | None:
+    client = Client(place, timeout=_GLANCE)
+    try:
+        return client, detect(client)
+    except (ServerError, EngineError):
+        client.close()
+        return None
+
+
+def local_port(client: Client) -> int | None:
+    """Return the port of a server on this machine, None for another machine's."""
+    if not client.is_local:
+        return None
+    parts = urlsplit(client.base_url)
+    return parts.port or (443 if parts.scheme == "https" else 80)

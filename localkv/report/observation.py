@@ -1,0 +1,174 @@
+"""The report of a recording: what a live server did, in words, a table and plots."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from localkv.analysis.observed import Observation, summarise
+from localkv.report.escape import code_span, escape_markdown
+from localkv.report.page import percent, size, tokens
+from localkv.report.style import COLOURS, drawing, legend_below, save, unit_for
+from localkv.report.table import table
+from localkv.snapshots import Observed, RecordingInfo
+
+REPORT_FILE = "report.md"
+
+
+def write_observation(
+    folder: Path, info: RecordingInfo, seen: Sequence[Observed], left_out: int = 0
+) -> Path:
+    """Write ``report.md`` and its plots into ``folder`` and return the report's path."""
+    found = summarise(info, seen)
+    pictures = {
+        "cache": _draw_cache(folder / "observed-cache.svg", found),
+        "requests": _draw_requests(folder / "observed-requests.svg", found),
+        "memory": _draw_memory(folder / "observed-memory.svg", found),
+    }
+    report = folder / REPORT_FILE
+    fresh = report.with_suffix(".md.new")
+    text = "\n".join(_lines(info, found, pictures, left_out))
+    fresh.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(fresh, report)
+    return report
+
+
+def _lines(
+    info: RecordingInfo, found: Observation, pictures: dict[str, str | None], left_out: int
+) -> list[str]:
+    lines = [
+        f"# {escape_markdown(info.server)} observed",
+        "",
+        f"{code_span(info.url)}, {escape_markdown(info.created)}, {found.answered} looks with an "
+        f"answer in {found.seconds:.0f} s, every {info.interval:g} s.",
+        "",
+        *(f"- {line}" for line in _answers(found)),
+        "",
+    ]
+    for name, alt in (
+        ("cache", "Tokens in the KV cache over time"),
+        ("requests", "Requests running and waiting, and preemptions, over time"),
+        ("memory", "Memory of the server's processes over time"),
+    ):
+        if pictures[name]:
+            lines += [f"![{alt}]({pictures[name]})", ""]
+    lines += _predicted(info, found)
+    if found.events:
+        lines += ["## What happened", ""]
+        lines += [f"- {at:.1f} s: {escape_markdown(event)}" for at, event in found.events]
+        lines.append("")
+    if left_out:
+        lines += [f"{left_out} lines of the recording were not whole and are left out.", ""]
+    return lines
+
+
+def _answers(found: Observation) -> list[str]:
+    said = []
+    if found.peak_used is not None:
+        of = f" of {tokens(found.capacity)}" if found.capacity else ""
+        share = f" ({percent(found.peak_share, 0)})" if found.peak_share is not None else ""
+        said.append(f"The cache held at most {tokens(found.peak_used)}{of} tokens{share}.")
+    if found.peak_running is not None:
+        waiting = "" if found.peak_waiting is None else f", at most {found.peak_waiting} waited"
+        said.append(f"At most {found.peak_running} requests ran at once{waiting}.")
+    for name, words in (
+        ("preemptions", "requests were preempted: the cache was too small for what ran"),
+        ("prompt_tokens", "prompt tokens were read"),
+        ("cached_prompt_tokens", "prompt tokens came from the cache"),
+        ("generated_tokens", "tokens were generated"),
+    ):
+        count = found.grown.get(name)
+        if count:
+            said.append(f"{count:,} {words}.")
+    if found.peak_memory is not None:
+        said.append(
+            f"Its processes held {size(found.first_memory)} at first and {size(found.peak_memory)} "
+            "at most (allocated memory)."
+        )
+    if found.slow:
+        said.append(f"{found.slow} looks were slow: the server was busy, not gone.")
+    if found.missed:
+        said.append(f"{found.missed} looks had no answer at all.")
+    return said or ["The server gave no figures."]
+
+
+def _predicted(info: RecordingInfo, found: Observation) -> list[str]:
+    told = info.predicted
+    if told.get("why"):
+        return [f"Nothing is predicted: {escape_markdown(told['why'])}", ""]
+    if not told.get("capacity_tokens"):
+        return []
+    rows = [
+        ["capacity in tokens", tokens(told["capacity_tokens"]), tokens(found.capacity)],
+        ["KV cache", size(told.get("kv_bytes")), "not told by servers"],
+    ]
+    return [
+        "## Predicted and reported",
+        "",
+        *table(["", "localkv", "the server"], rows, right=(1, 2)),
+        "",
+    ]
+
+
+def _draw_cache(path: Path, found: Observation) -> str | None:
+    series = [("used", found.series("used_tokens"))]
+    return _plot(path, series, "Tokens in the KV cache", "tokens", ceiling=found.capacity)
+
+
+def _draw_requests(path: Path, found: Observation) -> str | None:
+    series = [(name, found.series(name)) for name in ("running", "waiting", "preemptions")]
+    return _plot(path, series, "Requests", "requests", steps=True)
+
+
+def _draw_memory(path: Path, found: Observation) -> str | None:
+    series = [
+        (words, found.readings(key))
+        for key, words in (
+            ("rss_anon", "allocated"),
+            ("rss_file", "of files"),
+            ("vram_process", "VRAM"),
+        )
+    ]
+    values = [value for _, points in series for _, value in points]
+    divisor, unit = unit_for(values)
+    scaled = [(name, [(t, v / divisor) for t, v in points]) for name, points in series]
+    return _plot(path, scaled, "Memory of the server's processes", unit)
+
+
+def _plot(
+    path: Path,
+    series: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+    title: str,
+    unit: str,
+    *,
+    ceiling: float | None = None,
+    steps: bool = False,
+) -> str | None:
+    """Draw ``series`` (seconds, value) over time; None, and no file, where there is no data."""
+    path.unlink(missing_ok=True)
+    known = [(name, points) for name, points in series if points]
+    if not known:
+        return None
+    with drawing(3.4) as figure:
+        axes = figure.subplots()
+        handles: list[Any] = []
+        for index, (name, points) in enumerate(known):
+            style = "steps-post" if steps else "default"
+            handles += axes.plot(
+                [t for t, _ in points],
+                [v for _, v in points],
+                color=COLOURS[index],
+                drawstyle=style,
+                label=name,
+            )
+        if ceiling:
+            handles.append(axes.axhline(ceiling, color="#59636E", linestyle="--", label="capacity"))
+        axes.set_title(title)
+        axes.set_xlabel("seconds")
+        axes.set_ylabel(unit)
+        axes.set_ylim(bottom=0)
+        legend_below(figure, handles)
+        save(figure, path, title)
+    return path.name
