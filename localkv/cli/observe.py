@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -19,8 +18,7 @@ from localkv.errors import EngineError
 from localkv.report.escape import escape_terminal
 
 if TYPE_CHECKING:
-    from localkv.observe.process import ServerProcess
-    from localkv.observe.sources import Source
+    from localkv.cli.attach import Attached
     from localkv.snapshots import Observed, RecordingInfo
 
 RECORDING_FILE = "observation.jsonl"
@@ -49,9 +47,12 @@ def command(target: str, as_json: bool, **options: Any) -> None:
     the server's processes, beside what localkv predicts. Nothing on the server is changed. --json
     prints one JSON object per look. An API key is read from LOCALKV_API_KEY.
     """
+    from localkv.cli.attach import attach
+
     with ExitStack() as stack:
-        source, process, info = _attach(stack, target, options)
-        looks = _looks(source, process, options)
+        found = attach(stack, target, model=options["model"], kv_unified=options["kv_unified"])
+        info = _info(found, options["interval"])
+        looks = _looks(found, options)
         seen = _recorded(stack, looks, info, options["output"])
         show_looks = _json if as_json else _live if coloured() else _log
         answered = show_looks(seen, info)
@@ -66,45 +67,30 @@ def command(target: str, as_json: bool, **options: Any) -> None:
         )
 
 
-def _attach(
-    stack: ExitStack, target: str, options: dict[str, Any]
-) -> tuple[Source, ServerProcess, RecordingInfo]:
-    """Return the server, its process, and what is known before the first look."""
-    from localkv.observe.behind import predicted
-    from localkv.observe.command_line import is_unified
-    from localkv.observe.process import ServerProcess, settings_of
-    from localkv.observe.sources import LlamaServer
-    from localkv.observe.targets import connect, local_port
+def _info(found: Attached, interval: float) -> RecordingInfo:
     from localkv.snapshots import RecordingInfo
 
-    client, source = connect(target, os.environ)
-    stack.callback(client.close)
-    process = ServerProcess(local_port(client), "the server is on another machine")
-    stack.callback(process.close)
-    settings = settings_of(process.pid)
-    if isinstance(source, LlamaServer):
-        said = options["kv_unified"]
-        source.unified = is_unified(settings) if said is None else said
-    snapshot = source.scrape()
-    info = RecordingInfo(
+    return RecordingInfo(
         localkv=localkv.__version__,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        server=source.server,
-        url=client.base_url,
-        interval=options["interval"],
-        pid=process.pid,
-        predicted=predicted(snapshot, settings, options["model"]),
+        server=found.server.source.server,
+        url=found.server.url,
+        interval=interval,
+        pid=found.server.process.pid,
+        predicted=dict(found.predicted),
     )
-    return source, process, info
 
 
-def _looks(source: Source, process: ServerProcess, options: dict[str, Any]) -> Iterator[Observed]:
+def _looks(found: Attached, options: dict[str, Any]) -> Iterator[Observed]:
     """Yield the looks until the time is up, the server is gone, or Ctrl-C."""
     from localkv.observe.watch import watch
 
     try:
         yield from watch(
-            source, process, interval=options["interval"], duration=options["duration"]
+            found.server.source,
+            found.server.process,
+            interval=options["interval"],
+            duration=options["duration"],
         )
     except KeyboardInterrupt:
         # The way to end a watch without a duration; what was seen counts.

@@ -53,14 +53,16 @@ def log_line(seen: Observed, rate: Rates, predicted: Mapping[str, Any]) -> str:
 
 
 def cache_text(snapshot: Snapshot, predicted: Mapping[str, Any]) -> str:
-    """Return used and capacity of the cache, or what Ollama holds."""
+    """Return used and capacity of the cache, and what Ollama holds."""
+    loaded = ""
     if snapshot.loaded:
         held = sum(model.bytes or 0 for model in snapshot.loaded)
-        return f"{len(snapshot.loaded)} loaded, {format_bytes(held)}"
+        loaded = f"{len(snapshot.loaded)} loaded, {format_bytes(held)}"
     capacity = snapshot.capacity_tokens or predicted.get("capacity_tokens")
     if snapshot.used_tokens is None:
-        return "" if snapshot.usage is None else f"cache {snapshot.usage:.0%}"
-    text = f"cache {format_count(snapshot.used_tokens)}"
+        return loaded if snapshot.usage is None else f"cache {snapshot.usage:.0%}"
+    text = f"{loaded}  cache" if loaded else "cache"
+    text += f" {format_count(snapshot.used_tokens)}"
     share = share_used(snapshot, capacity)
     of = f"/{format_count(capacity)}" if capacity else ""
     return text + of + (f" ({share:.0%})" if share is not None else "")

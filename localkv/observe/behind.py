@@ -8,6 +8,7 @@ from typing import Any
 
 from localkv.errors import LocalkvError
 from localkv.model import ModelShape, read_model
+from localkv.observe.command_line import is_unified
 from localkv.predict.config import RunConfig
 from localkv.predict.defaults import run_config
 from localkv.predict.paged import paged_plan
@@ -20,7 +21,8 @@ def predicted(
 ) -> dict[str, Any]:
     """Return what follows from the model's header for the server of ``snapshot``.
 
-    ``settings`` are those of its process (:func:`localkv.observe.command_line.server_settings`);
+    ``settings`` are those of its process, for Ollama of its runner
+    (:func:`localkv.observe.command_line.server_settings`);
     ``model`` names the model where the server's own path cannot be read here. Keys: ``model``,
     ``capacity_tokens``, ``kv_bytes``, ``bytes_per_token`` (one more token, every window full),
     ``context_bytes`` (KV, state, output), ``config``. Where nothing can be said, ``why`` says so.
@@ -32,7 +34,7 @@ def predicted(
         shape = read_model(named)
         if snapshot.server == "vllm":
             return _paged(shape, snapshot)
-        if snapshot.server == "llama-server":
+        if snapshot.server in ("llama-server", "ollama") and snapshot.slots:
             return _contiguous(shape, server_config(shape, snapshot, settings or {}))
     except LocalkvError as error:
         return {"why": str(error)}
@@ -44,7 +46,7 @@ def server_config(shape: ModelShape, snapshot: Snapshot, settings: Mapping[str, 
     facts = snapshot.facts
     slots = facts.get("total_slots") or len(snapshot.slots) or 1
     per_slot = facts.get("n_ctx_per_slot") or (snapshot.slots[0].n_ctx if snapshot.slots else 0)
-    unified = bool(facts.get("kv_unified"))
+    unified = bool(facts.get("kv_unified", is_unified(settings)))
     asked = {
         name: settings[name]
         for name in (

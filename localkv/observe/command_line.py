@@ -24,6 +24,7 @@ def _layers(text: str) -> int:
 #: Setting -> (its flags, its environment variable, how its text becomes a value).
 _VALUES: dict[str, tuple[tuple[str, ...], str, Callable[[str], Any]]] = {
     "model": (("-m", "--model"), "LLAMA_ARG_MODEL", str),
+    "port": (("--port",), "LLAMA_ARG_PORT", int),
     "n_ctx": (("-c", "--ctx-size"), "LLAMA_ARG_CTX_SIZE", int),
     "n_seq_max": (("-np", "--parallel"), "LLAMA_ARG_N_PARALLEL", int),
     "n_batch": (("-b", "--batch-size"), "LLAMA_ARG_BATCH", int),
@@ -54,8 +55,9 @@ _SWITCHES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
 def server_settings(words: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any] | None:
     """Return what a llama-server that was started so was told; None when it is another program.
 
-    Keys are the fields of ``RunConfig`` and ``model``, ``cache_ram`` (bytes), ``ctx_checkpoints``
-    and ``kv_offload``; what it was not told is left out. Values that it would refuse are, too.
+    Keys are the fields of ``RunConfig`` and ``model``, ``port``, ``cache_ram`` (bytes),
+    ``ctx_checkpoints`` and ``kv_offload``; what it was not told is left out. Values that it would
+    refuse are, too.
     """
     if not any("llama-server" in word for word in words[:2]):
         return None

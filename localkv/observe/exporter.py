@@ -14,8 +14,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from localkv.observe.process import ServerProcess
-from localkv.observe.sources import Source
+from localkv.observe.targets import Server
 from localkv.observe.watch import look
 from localkv.snapshots import Observed, Snapshot
 
@@ -34,11 +33,9 @@ _COUNTERS = {
 
 @dataclass
 class Target:
-    """A server to export: how to ask it, its process, and what localkv makes of its model."""
+    """A server to export, and what localkv makes of its model."""
 
-    source: Source
-    url: str
-    process: ServerProcess | None = None
+    server: Server
     predicted: Mapping[str, Any] = field(default_factory=dict)
     before: Observed | None = None
     failures: dict[str, int] = field(default_factory=dict)
@@ -62,7 +59,8 @@ class Exporter(Collector):
         """Yield every metric family, each with the samples of all targets."""
         families = _Families()
         for target in self._targets:
-            seen = look(target.source, target.process, target.before, at=0.0, clock=self._clock)
+            server = target.server
+            seen = look(server.source, server.process, target.before, at=0.0, clock=self._clock)
             if seen.snapshot is not None:
                 target.before = seen
             else:
@@ -83,7 +81,7 @@ class _Families:
 
     def add(self, target: Target, seen: Observed) -> None:
         """Add what one look at ``target`` told."""
-        at = (target.source.server, target.url)
+        at = (target.server.source.server, target.server.url)
         self._gauge("localkv_up", "1 where the server answered.", int(bool(seen.snapshot)), at)
         self._gauge(
             "localkv_scrape_duration_seconds", "Seconds that the server took.", seen.took, at
@@ -130,12 +128,13 @@ class _Families:
             token,
             at,
         )
-        idle = used * token if used and token and not said.running else 0
-        if used is not None and token:
+        # A cache is reserved whole, so an idle server holds all of it.
+        held = predicted.get("kv_bytes")
+        if said.running is not None and held is not None:
             self._gauge(
                 "localkv_kv_cache_idle_bytes",
-                "Bytes of the cache that hold tokens while no request runs.",
-                idle,
+                "Bytes of KV cache held while no request runs.",
+                0 if said.running else held,
                 at,
             )
 

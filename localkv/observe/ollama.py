@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from localkv.snapshots import Loaded, Snapshot
@@ -27,6 +28,30 @@ def snapshot(ps: Mapping[str, Any] | None, version: str = "") -> Snapshot:
         facts={"version": version} if version else {},
         unknown=dict.fromkeys(("used_tokens", "capacity_tokens", "running", "waiting"), silent),
     )
+
+
+def with_runners(told: Snapshot, runners: Sequence[Snapshot]) -> Snapshot:
+    """Return ``told`` with what its ``runners`` say of their slots and caches, added up."""
+    if not runners:
+        return told
+    used, capacity, running = (
+        _sum([getattr(each, name) for each in runners])
+        for name in ("used_tokens", "capacity_tokens", "running")
+    )
+    return replace(
+        told,
+        used_tokens=used,
+        capacity_tokens=capacity,
+        running=running,
+        slots=tuple(slot for each in runners for slot in each.slots),
+        unknown={name: why for name, why in told.unknown.items() if name == "waiting"},
+    )
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    """Return the sum, None where one of them is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _loaded(entry: Mapping[str, Any]) -> Loaded:

@@ -43,6 +43,11 @@ class ServerProcess:
         """Return the process and its descendants; empty when it is gone."""
         return family(self.pid) if self.pid else []
 
+    def runners(self) -> dict[int, dict[str, Any]]:
+        """Return the settings of the llama-servers among its descendants, by process id."""
+        found = {pid: settings_of(pid) for pid in self.pids() if pid != self.pid}
+        return {pid: told for pid, told in found.items() if told and "port" in told}
+
     def read(self) -> dict[str, Reading]:
         """Return ``rss_anon``, ``rss_file`` and ``vram_process`` in bytes, over the family."""
         pids = self.pids()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from localkv.errors import EngineError
 from localkv.http import Client, ServerError
 from localkv.observe import llama_server, ollama, sglang, vllm
+from localkv.observe.command_line import is_unified
 from localkv.observe.metrics import Metrics, parse_metrics
 from localkv.snapshots import Snapshot
 
@@ -15,6 +17,10 @@ from localkv.snapshots import Snapshot
 _OFF = (404, 405, 501)
 #: Where servers listen unless they are told otherwise, in the order in which they are asked.
 USUAL_PORTS = {"llama-server": 8080, "ollama": 11434, "vllm": 8000, "sglang": 30000}
+
+
+#: The settings of a llama-server, as ``command_line.server_settings`` reads them.
+Settings = Mapping[str, Any]
 
 
 class Source(Protocol):
@@ -31,6 +37,9 @@ class Source(Protocol):
 
     def forget(self) -> None:
         """Ask everything anew: another server may have taken the place of this one."""
+
+    def close(self) -> None:
+        """Close the connections."""
 
 
 class LlamaServer:
@@ -56,6 +65,10 @@ class LlamaServer:
             self._props,
             unified=self.unified,
         )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
 
     def forget(self) -> None:
         """Ask ``/props`` anew, and whether endpoints are on."""
@@ -90,27 +103,60 @@ class FromMetrics:
     def forget(self) -> None:
         """Do nothing: nothing is remembered."""
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
 
 class Ollama:
-    """Ollama's own API: which models are loaded."""
+    """Ollama's own API, and behind it the ``/slots`` of the runners on this machine.
+
+    From version 0.30 a loaded model is a llama-server of its own, a child of ``ollama serve``;
+    what is in its cache is asked there, since Ollama's API has no field for it.
+    """
 
     server = ollama.SERVER
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, runners: Callable[[], Mapping[int, Settings]]) -> None:
+        """Ask through ``client``; ``runners`` gives the settings of its llama-servers by pid."""
         self._client = client
+        self._runners = runners
+        self._behind: dict[int, LlamaServer] = {}
         self._version: str | None = None
 
     def scrape(self) -> Snapshot:
-        """Return what ``/api/ps`` says; ``/api/version`` is asked once."""
+        """Return what ``/api/ps`` says, and what its runners do; ``/api/version`` is asked once."""
         if self._version is None:
             answer = self._client.get_json("/api/version")
             self._version = str(answer.get("version", "")) if isinstance(answer, Mapping) else ""
         ps = self._client.get_json("/api/ps")
-        return ollama.snapshot(ps if isinstance(ps, Mapping) else None, self._version)
+        told = ollama.snapshot(ps if isinstance(ps, Mapping) else None, self._version)
+        return ollama.with_runners(told, self._ask_runners() if told.loaded else [])
 
     def forget(self) -> None:
         """Ask the version anew."""
         self._version = None
+
+    def close(self) -> None:
+        """Close the connections to the runners."""
+        for source in self._behind.values():
+            source.close()
+        self._behind.clear()
+        self._client.close()
+
+    def _ask_runners(self) -> list[Snapshot]:
+        """Return what the runners say; one that is loading or ending says nothing."""
+        found = []
+        running = self._runners()
+        for pid in [pid for pid in self._behind if pid not in running]:
+            self._behind.pop(pid).close()
+        for pid, settings in running.items():
+            if pid not in self._behind:
+                client = Client(f"http://127.0.0.1:{settings['port']}")
+                self._behind[pid] = LlamaServer(client, is_unified(settings))
+            with suppress(ServerError):
+                found.append(self._behind[pid].scrape())
+        return found
 
 
 _READERS = {vllm.SERVER: vllm.snapshot, sglang.SERVER: sglang.snapshot}
@@ -121,8 +167,10 @@ _PREFIXES = {
 }
 
 
-def detect(client: Client, *, unified: bool | None = None) -> Source:
+def detect(client: Client, runners: Callable[[], Mapping[int, Settings]] = dict) -> Source:
     """Return the client for whatever server answers, told by what it answers.
+
+    ``runners`` as for :class:`Ollama`.
 
     Raises:
         EngineError: nobody answers, or nothing that localkv knows.
@@ -132,9 +180,9 @@ def detect(client: Client, *, unified: bool | None = None) -> Source:
     if server is not None and server in _READERS:
         return FromMetrics(client, server)
     if server or _has(client, "/props", "default_generation_settings"):
-        return LlamaServer(client, unified)
+        return LlamaServer(client)
     if _has(client, "/api/version", "version"):
-        return Ollama(client)
+        return Ollama(client, runners)
     raise EngineError(
         f"{client.base_url} answers, but not as llama-server, Ollama, vLLM or SGLang do",
         "vLLM and SGLang tell all in /metrics (SGLang: --enable-metrics)",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from localkv.errors import EngineError, UsageError
-from localkv.http import Client, ServerError
+from localkv.http import TIMEOUT, Client
+from localkv.observe.process import ServerProcess
 from localkv.observe.sources import USUAL_PORTS, Source, detect
 
 #: Seconds that a port of this machine may take to answer while looking around.
@@ -38,8 +40,22 @@ def ollama_url(host: str) -> str:
     return f"{parts.scheme}://{f'[{name}]' if ':' in name else name}:{port}"
 
 
-def connect(target: str, variables: Mapping[str, str]) -> tuple[Client, Source]:
-    """Return the client and the source for the one server that ``target`` means.
+@dataclass(frozen=True)
+class Server:
+    """A server that answers: how to ask it, where it is, and its process on this machine."""
+
+    source: Source
+    url: str
+    process: ServerProcess
+
+    def close(self) -> None:
+        """Let go of its connections and its process."""
+        self.source.close()
+        self.process.close()
+
+
+def connect(target: str, variables: Mapping[str, str]) -> Server:
+    """Return the one server that ``target`` means; ``variables`` may hold OLLAMA_HOST.
 
     Raises:
         UsageError: several servers answer, or the address is none.
@@ -47,29 +63,33 @@ def connect(target: str, variables: Mapping[str, str]) -> tuple[Client, Source]:
     """
     places = urls(target, variables)
     if len(places) == 1:
-        client = Client(places[0])
-        try:
-            return client, detect(client)
-        except BaseException:
-            client.close()
-            raise
-    found = [pair for place in places if (pair := _glance(place))]
+        return _open(places[0])
+    found = [server for place in places if (server := _glance(place))]
     if len(found) == 1:
         return found[0]
-    for client, _ in found:
-        client.close()
+    for server in found:
+        server.close()
     if found:
-        named = ", ".join(f"{source.server} at {client.base_url}" for client, source in found)
+        named = ", ".join(f"{server.source.server} at {server.url}" for server in found)
         raise UsageError(f"several servers answer: {named}", "name one of these addresses")
     raise EngineError(f"no server answers at {', '.join(places)}", "start one, or give its address")
 
 
-def _glance(place: str) -> tuple[Client, Source] | None:
-    client = Client(place, timeout=_GLANCE)
+def _open(place: str, timeout: float = TIMEOUT) -> Server:
+    client = Client(place, timeout=timeout)
+    process = ServerProcess(local_port(client), "the server is on another machine")
     try:
-        return client, detect(client)
-    except (ServerError, EngineError):
+        return Server(detect(client, process.runners), client.base_url, process)
+    except BaseException:
+        process.close()
         client.close()
+        raise
+
+
+def _glance(place: str) -> Server | None:
+    try:
+        return _open(place, _GLANCE)
+    except EngineError:
         return None
 
 
