@@ -129,6 +129,50 @@ class Observed(Record):
 
 
 @dataclass(frozen=True)
+class LoadRequest(Record):
+    """One request of a load; seconds, None where it did not come that far.
+
+    ``sent`` after the step began, ``first_token`` and ``seconds`` after it was sent. Counts are
+    the server's own; ``cached_tokens`` of the prompt were in its cache. ``error`` in one line, with
+    the HTTP ``status`` where there was one.
+    """
+
+    sent: float
+    first_token: float | None
+    seconds: float
+    generated: int
+    tokens_per_second: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    error: str = ""
+    status: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadStep(Record):
+    """Requests sent at once, and the looks at the server meanwhile.
+
+    ``shared`` of each request's ``prompt_tokens`` are the same in all of them.
+    """
+
+    name: str
+    concurrency: int
+    prompt_tokens: int
+    n_predict: int
+    shared: int
+    seconds: float
+    requests: tuple[LoadRequest, ...]
+    looks: tuple[Observed, ...] = ()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LoadStep:
+        """Return the step that ``to_dict`` wrote."""
+        requests = tuple(LoadRequest.from_dict(r) for r in data.get("requests", ()))
+        looks = tuple(Observed.from_dict(look) for look in data.get("looks", ()))
+        return super().from_dict({**data, "requests": requests, "looks": looks})
+
+
+@dataclass(frozen=True)
 class RecordingInfo(Record):
     """What was recorded: the first line of a recording.
 
