@@ -94,11 +94,6 @@ def test_odd_arguments_are_one_line(tmp_path):
         assert "\\x1b[31mred\\n.gguf is empty" in _refusal(path)
 
 
-@pytest.mark.parametrize("name", ["ollama:llama3", "hf:org/repo", "https://x.invalid/y.gguf"])
-def test_names_of_a_later_version_are_refused_with_a_way_round(name):
-    assert "not supported yet" in _refusal(name)
-
-
 def test_a_file_cut_short_is_told_apart_in_header_and_data(tmp_path):
     path = tmp_path / "x.gguf"
     whole = small_model()
@@ -200,3 +195,28 @@ def test_a_damaged_sibling_is_named(tmp_path):
     paths = _shards(tmp_path)
     paths[2].write_bytes(b"<html>")
     assert f"{paths[2]} is an HTML page" in _refusal(paths[0])
+
+
+def test_shards_joined_into_one_file_are_refused(tmp_path):
+    paths = _shards(tmp_path)
+    joined = tmp_path / "whole.gguf"
+    joined.write_bytes(b"".join(path.read_bytes() for path in paths))
+    said = _refusal(joined)
+    assert f"another GGUF file begins at byte {len(paths[0].read_bytes())}" in said
+    joined.write_bytes(small_model() * 2)
+    assert "were joined into one" in _refusal(joined)
+    paths[2].write_bytes(paths[2].read_bytes() * 2)
+    assert f"{paths[2]}: another GGUF file" in _refusal(paths[0])
+
+
+def test_files_joined_with_and_without_padding_are_refused(tmp_path):
+    b = Builder()
+    head = b.header([b.key("general.architecture", 8, "x")], [b.tensor("w", (3,))])
+    first = head + bytes(-len(head) % 32 + 12)
+    path = tmp_path / "x.gguf"
+    path.write_bytes(first + small_model())
+    assert f"begins at byte {len(first)}" in _refusal(path)
+    path.write_bytes(first + bytes(20) + small_model())
+    assert f"begins at byte {len(first) + 20}" in _refusal(path)
+    path.write_bytes(first + bytes(400))
+    assert open_model(str(path), need_data=True).missing is None

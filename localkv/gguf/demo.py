@@ -3,8 +3,7 @@
 ``python -m localkv.gguf.demo NAME...`` fetches models and prints their paths.
 """
 
-from __future__ import annotations
-
+# Annotations are not postponed here: NamedTuple would compile each of them at every start.
 import os
 import sys
 from collections.abc import Callable
@@ -68,23 +67,23 @@ DEMOS: dict[str, DemoModel] = {
 }
 
 
-def cache_dir() -> str:
-    """Return the folder of the built-in models.
+def user_cache() -> str:
+    """Return the user's cache directory as the system has it.
 
-    ``$LOCALKV_CACHE`` where set, else ``localkv/models`` in the user's cache directory as the
-    system has it (``$XDG_CACHE_HOME`` or ~/.cache, ~/Library/Caches, %LOCALAPPDATA%).
+    ``$XDG_CACHE_HOME`` or ~/.cache, ~/Library/Caches, %LOCALAPPDATA%.
     """
-    own = os.environ.get("LOCALKV_CACHE")
-    if own:
-        return os.path.abspath(own)
     home = os.path.expanduser("~")
     if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or os.path.join(home, "AppData", "Local")
-    elif sys.platform == "darwin":
-        base = os.path.join(home, "Library", "Caches")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
-    return os.path.join(base, "localkv", "models")
+        return os.environ.get("LOCALAPPDATA") or os.path.join(home, "AppData", "Local")
+    if sys.platform == "darwin":
+        return os.path.join(home, "Library", "Caches")
+    return os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+
+
+def cache_dir() -> str:
+    """Return the folder of the built-in models: ``$LOCALKV_CACHE``, or one in the user's cache."""
+    own = os.environ.get("LOCALKV_CACHE")
+    return os.path.abspath(own) if own else os.path.join(user_cache(), "localkv", "models")
 
 
 def model_path(name: str) -> str:
@@ -161,7 +160,7 @@ def _stamp(path: str, model: DemoModel) -> str:
 
 def _read_stamp(path: str) -> str:
     try:
-        with open(_stamp_path(path), encoding="ascii", errors="replace") as file:
+        with open(_stamp_path(path), encoding="utf-8", errors="replace") as file:
             return file.read(256)
     except OSError:
         return ""
@@ -170,7 +169,7 @@ def _read_stamp(path: str) -> str:
 def _write_stamp(path: str, model: DemoModel) -> None:
     # Without a stamp (a cache that cannot be written) the hash is computed at every use.
     try:
-        with open(_stamp_path(path), "w", encoding="ascii") as file:
+        with open(_stamp_path(path), "w", encoding="utf-8") as file:
             file.write(_stamp(path, model))
     except OSError:
         return

@@ -9,7 +9,7 @@ from localkv.errors import ModelError
 from localkv.gguf.reader import MAGIC
 from localkv.gguf.text import shown
 
-_GET_ANOTHER = "give the path of a .gguf file, or `demo` for the built-in model"
+_GET_ANOTHER = "give a .gguf file, or a name that `localkv models` lists"
 _CONVERT = "convert it to GGUF first (llama.cpp: convert_hf_to_gguf.py)"
 _PAGE = "the download saved a web page instead of the model: download the file itself"
 

@@ -15,10 +15,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from localkv.errors import ModelError
 from localkv.gguf.text import shown
+from localkv.locks import try_lock
 from localkv.units import format_bytes
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _exclusive(folder: str, progress: Progress) -> Iterator[bool]:
     """Hold the lock of ``folder``; yields False where the file system has no locks."""
     deadline = time.monotonic() + TIMEOUT
     with open(os.path.join(folder, ".lock"), "ab") as file:
-        while (held := _try_lock(file)) is False:
+        while (held := try_lock(file.fileno())) is False:
             if time.monotonic() > deadline:
                 raise ModelError(
                     f"another process has been fetching into {shown(folder)} for an hour",
@@ -119,27 +120,6 @@ def _exclusive(folder: str, progress: Progress) -> Iterator[bool]:
             progress(0, 1, "waiting for another localkv that is fetching")
             time.sleep(_POLL)
         yield held is True
-
-
-def _try_lock(file: IO[bytes]) -> bool | None:
-    """Return True with the lock held until ``file`` closes, False when taken, None: no locks."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
 
 
 def _remove_leftovers(folder: str) -> None:

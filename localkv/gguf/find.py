@@ -1,39 +1,34 @@
 """From what a person types to the files of a model and their headers.
 
-Understood: the path of a .gguf file, any shard of a set ``NAME-00001-of-00003.gguf``, and the
-built-in models ``demo`` and ``demo-swa``.
+Understood: the path of a .gguf file, any shard of a set ``NAME-00001-of-00003.gguf``,
+``ollama:NAME[:TAG]``, ``hf:ORG/NAME[/FILE][:QUANT]`` from the caches of this machine, the URL of a
+file (or of any shard), and the built-in models ``demo`` and ``demo-swa``.
 """
 
-from __future__ import annotations
-
+# Annotations are not postponed here: NamedTuple would compile each of them at every start.
 import os
-import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from typing import BinaryIO, NamedTuple
 
 from localkv.errors import ModelError
-from localkv.gguf.cursor import DAMAGED
 from localkv.gguf.diagnose import check_file
-from localkv.gguf.reader import Header, TensorInfo, Value, check_data, first_missing, read_header
+from localkv.gguf.reader import (
+    MAGIC,
+    Header,
+    TensorInfo,
+    Value,
+    check_data,
+    first_missing,
+    read_header,
+)
+from localkv.gguf.shards import check_shards, shard_names
 from localkv.gguf.text import shown
 
 #: ``progress(done_bytes, total_bytes, label)``: told while a built-in model is being fetched.
 Progress = Callable[[int, int, str], None]
 
-# The engine's own pattern: llama_split_path, src/llama.cpp.
-_SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
 
-#: Ways to name a model that localkv does not follow yet, and what to type until then.
-_LATER: tuple[tuple[str, str], ...] = (
-    ("ollama:", "give the blob itself: `ollama show NAME --modelfile` prints its path after FROM"),
-    ("hf:", "download the .gguf file and give its path"),
-    ("http://", "download the .gguf file and give its path"),
-    ("https://", "download the .gguf file and give its path"),
-)
-
-
-@dataclass(frozen=True)
-class ModelFiles:
+class ModelFiles(NamedTuple):
     """The files of one model: ``paths`` in the order of the shards, ``sizes`` in bytes.
 
     ``argument`` is what the person typed.
@@ -54,8 +49,7 @@ class ModelFiles:
         return sum(self.sizes)
 
 
-@dataclass(frozen=True)
-class GgufModel:
+class GgufModel(NamedTuple):
     """A model's files with their headers read, seen as one.
 
     ``missing`` says, as a sentence, which tensor data the files lack; None when all is there.
@@ -89,26 +83,45 @@ class GgufModel:
 def locate(argument: str, *, progress: Progress | None = None) -> ModelFiles:
     """Return the files of the model that ``argument`` names; a built-in one is fetched if need be.
 
-    Only the first bytes of each file are looked at.
+    Only the first bytes of each file are looked at; of a URL, the header.
 
     Raises:
         ModelError: nothing there, not a GGUF file, a shard is missing, or a built-in model
             cannot be had.
     """
-    for prefix, hint in _LATER:
-        if argument.startswith(prefix):
-            raise ModelError(f"{shown(argument)}: {prefix} names are not supported yet", hint)
+    if is_url(argument):
+        return open_model(argument).files
+    path = _path_of(argument, progress)
+    size = check_file(path)
+    paths = _in_folder(path)
+    if len(paths) == 1:
+        return ModelFiles(argument, paths, (size,))
+    return ModelFiles(argument, paths, tuple(check_file(path) for path in paths))
+
+
+def _path_of(argument: str, progress: Progress | None) -> str:
+    """Return the path of the file that ``argument`` stands for; the argument if it is a path."""
+    if argument.startswith("ollama:"):
+        from localkv.gguf.ollama_store import find_ollama
+        from localkv.gguf.places import places
+
+        return find_ollama(argument.removeprefix("ollama:"), places().ollama).path
+    if argument.startswith("hf:"):
+        from localkv.gguf.hub_cache import find_hub
+        from localkv.gguf.places import places
+
+        return find_hub(argument.removeprefix("hf:"), places()).path
     if argument == "demo" or argument.startswith("demo-"):
         from localkv.gguf.demo import DEMOS, fetch
 
         if argument in DEMOS:
-            path = fetch(argument, progress=progress)
-            return ModelFiles(argument, (path,), (check_file(path),))
-    size = check_file(argument)
-    paths = _shard_paths(argument)
-    if len(paths) == 1:
-        return ModelFiles(argument, paths, (size,))
-    return ModelFiles(argument, paths, tuple(check_file(path) for path in paths))
+            return fetch(argument, progress=progress)
+    return argument
+
+
+def is_url(argument: str) -> bool:
+    """Return whether ``argument`` is meant as the URL of a file."""
+    return argument[:8].lower().startswith(("http://", "https://"))
 
 
 def open_model(
@@ -126,26 +139,55 @@ def open_model(
     Raises:
         ModelError: the files cannot be found, read or understood, or do not belong together.
     """
+    if is_url(argument):
+        return _open_url(argument, arrays, need_data)
     files = locate(argument, progress=progress)
     headers = tuple(_read(path, arrays) for path in files.paths)
-    _check_shards(files.paths, headers)
-    missing = None
-    for path, header in zip(files.paths, headers, strict=True):
-        if need_data:
+    check_shards(files.paths, headers)
+    if need_data:
+        for path, header in zip(files.paths, headers, strict=True):
             check_data(header, name=path)
-        elif missing is None and (tensor := first_missing(header)):
-            missing = (
+    return GgufModel(files, headers, _missing(files.paths, headers))
+
+
+def _open_url(url: str, arrays: str | Collection[str], need_data: bool) -> GgufModel:
+    if need_data:
+        raise ModelError(
+            f"{shown(url)} is on a server, and its data is needed here",
+            "download the file and give its path; `localkv predict` needs no more than the URL",
+        )
+    from localkv.gguf.remote import read_remote
+
+    found = read_remote(url, arrays)
+    headers = tuple(remote.header for remote in found)
+    paths = tuple(remote.url for remote in found)
+    check_shards(paths, headers)
+    missing = _missing(paths, headers)
+    if missing is None:
+        missing = f"only the header of {shown(url)} was fetched; the size is the server's word"
+        if not all(remote.told for remote in found):
+            missing = f"{shown(url)} has no size by its server: it is summed from the header"
+    files = ModelFiles(url, paths, tuple(remote.size for remote in found))
+    return GgufModel(files, headers, missing)
+
+
+def _missing(paths: tuple[str, ...], headers: tuple[Header, ...]) -> str | None:
+    for path, header in zip(paths, headers, strict=True):
+        if tensor := first_missing(header):
+            return (
                 f"{shown(path)} holds no data from tensor {shown(tensor.name)} on: figures come "
                 "from its header alone"
             )
-    return GgufModel(files, headers, missing)
+    return None
 
 
 def _read(path: str, arrays: str | Collection[str]) -> Header:
     try:
         # Unbuffered: the reader has a window of its own.
         with open(path, "rb", buffering=0) as stream:
-            return read_header(stream, arrays=arrays, name=path)
+            header = read_header(stream, arrays=arrays, name=path)
+            _refuse_joined(stream, header, path)
+            return header
     except OSError as error:
         raise ModelError(
             f"{shown(path)} cannot be read: {error.strerror}",
@@ -153,81 +195,29 @@ def _read(path: str, arrays: str | Collection[str]) -> Header:
         ) from error
 
 
-def _shard_paths(path: str) -> tuple[str, ...]:
-    """Return all shards of the set that ``path`` belongs to by its name, in order."""
-    match = _SHARD.match(path)
-    count = int(match["count"]) if match else 1
-    if match is None or count <= 1:
-        return (path,)
-    number = int(match["number"])
-    if not 1 <= number <= count:
-        raise ModelError(
-            f"{shown(path)} is shard {number} of {count} by its name", "restore its proper name"
-        )
-    paths = tuple(f"{match['stem']}-{n:05d}-of-{count:05d}.gguf" for n in range(1, count + 1))
+def _in_folder(path: str) -> tuple[str, ...]:
+    """Return the paths of all shards of the set that ``path`` belongs to by its name, in order."""
+    paths = shard_names(path)
     for sibling in paths:
-        if not os.path.exists(sibling):
+        if len(paths) > 1 and not os.path.exists(sibling):
             raise ModelError(
-                f"shard {shown(sibling)} is missing of a set of {count}",
+                f"shard {shown(sibling)} is missing of a set of {len(paths)}",
                 "download it into the same folder",
             )
     return paths
 
 
-def _check_shards(paths: tuple[str, ...], headers: tuple[Header, ...]) -> None:
-    """Refuse shards that do not belong together, as ``llama_model_loader`` does.
-
-    Source: src/llama-model-loader.cpp; keys split.no, split.count and split.tensors.count.
-    """
-    if len(paths) == 1:
-        _check_single(paths[0], headers[0])
-        return
-    names: set[str] = set()
-    for index, (path, header) in enumerate(zip(paths, headers, strict=True)):
-        count = header.metadata.get("split.count")
-        if count != len(paths):
-            raise ModelError(
-                f"{shown(path)} is one of {len(paths)} shards by its name, but its header says "
-                f"{_said(count)}",
-                "get all shards of one set, and rename a whole model that is only named like one",
-            )
-        number = header.metadata.get("split.no")
-        if number != index:
-            told = number + 1 if isinstance(number, int) else _said(number)
-            raise ModelError(
-                f"{shown(path)} is shard {index + 1} by its name, but shard {told} by its header",
-                "the files were renamed or mixed up: download this shard again",
-            )
-        _check_names(path, header, names)
-    expected = headers[0].metadata.get("split.tensors.count")
-    if expected != len(names):
-        raise ModelError(
-            f"the shards of {shown(paths[0])} hold {len(names)} tensors, but the first one says "
-            f"{_said(expected)}",
-            "the shards come from different sets: download them again",
-        )
-
-
-def _check_single(path: str, header: Header) -> None:
-    count = header.metadata.get("split.count")
-    if isinstance(count, int) and count > 1:
-        number = header.metadata.get("split.no")
-        place = f"{number + 1:05d}" if isinstance(number, int) else "0000N"
-        raise ModelError(
-            f"{shown(path)} is one of {count} shards by its header, but its name does not say so",
-            f"give every shard its name back: NAME-{place}-of-{count:05d}.gguf",
-        )
-
-
-def _check_names(path: str, header: Header, names: set[str]) -> None:
-    for tensor in header.tensors:
-        if tensor.name in names:
-            raise ModelError(
-                f"{shown(path)} holds tensor {shown(tensor.name)}, which an earlier shard has too",
-                DAMAGED,
-            )
-        names.add(tensor.name)
-
-
-def _said(value: object) -> str:
-    return "nothing" if value is None else shown(str(value))
+def _refuse_joined(stream: BinaryIO, header: Header, path: str) -> None:
+    """Refuse files that were written one behind the other: the engine reads only the first."""
+    end = header.data_offset
+    if header.tensors:
+        end += header.tensors[-1].offset + header.tensors[-1].nbytes
+    for offset in (end, -(-end // header.alignment) * header.alignment):
+        if offset + len(MAGIC) <= header.size:
+            stream.seek(offset)
+            if stream.read(len(MAGIC)) == MAGIC:
+                raise ModelError(
+                    f"{shown(path)}: another GGUF file begins at byte {offset}: several files, "
+                    "shards perhaps, were joined into one",
+                    "download the shards under their own names: the engine finds them by these",
+                )

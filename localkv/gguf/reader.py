@@ -4,11 +4,9 @@ Format: docs/gguf.md of ggml; what the engine refuses (``gguf_init_from_reader``
 ggml/src/gguf.cpp) is refused here too, before anything is allocated for it.
 """
 
-from __future__ import annotations
-
+# Annotations are not postponed here: NamedTuple would compile each of them at every start.
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from struct import Struct
 from typing import BinaryIO, NamedTuple
 
@@ -72,8 +70,7 @@ class TensorInfo(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """What a GGUF file says about itself; offsets and sizes in bytes.
 
     ``order`` is "little" or "big"; ``end`` the offset behind the last tensor info; ``data_offset``

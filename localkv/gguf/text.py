@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: Accents that one letter may carry; more of them climb into the lines around.
+_MOST_MARKS = 3
+
 
 def shown(text: str, limit: int = 120) -> str:
     """Return ``text`` with control and other unprintable characters escaped, cut to ``limit``.
@@ -10,9 +13,13 @@ def shown(text: str, limit: int = 120) -> str:
     end is kept, since that is where the name of a long path is.
     """
     short = text if len(text) <= limit else "..." + text[-limit:]
-    if short.isprintable():
+    if short.isascii() and short.isprintable():
         return short
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for c in short
-    )
+    from unicodedata import category
+
+    parts, marks = [], 0
+    for c in short:
+        marks = marks + 1 if category(c) in ("Mn", "Me") else 0
+        plain = c.isprintable() and marks <= _MOST_MARKS
+        parts.append(c if plain else c.encode("unicode_escape", "surrogatepass").decode("ascii"))
+    return "".join(parts)

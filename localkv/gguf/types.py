@@ -5,8 +5,7 @@ ggml/src/ggml.c and the block structures in ggml/src/ggml-common.h of the engine
 localkv pins.
 """
 
-from __future__ import annotations
-
+# Annotations are not postponed here: NamedTuple would compile each of them at every start.
 from typing import NamedTuple
 
 from localkv.errors import UsageError
