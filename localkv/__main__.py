@@ -1,5 +1,5 @@
 """``python -m localkv``."""
 
-from localkv.cli import main
+from localkv.cli import run
 
-main()
+run()

@@ -16,8 +16,9 @@ GIB = 1 << 30
 TIB = 1 << 40
 
 # 18 digits fit in 64 bits; Python refuses to read some thousand of them.
-_SIZE = re.compile(r"^\s*(\d{1,18})(\.\d{1,18})?\s*([kmgt]?)(i?b?)\s*$", re.IGNORECASE)
-_RANGE = re.compile(r"^(\d{1,18})(?:-(\d{1,18})(?:([*+])(\d{1,18}))?)?$")
+# Both are compiled when first needed: most commands read no size and no range.
+_SIZE = r"^\s*(\d{1,18})(\.\d{1,18})?\s*([kmgt]?)(i?b?)\s*$"
+_RANGE = r"^(\d{1,18})(?:-(\d{1,18})(?:([*+])(\d{1,18}))?)?$"
 # A list longer than this is a slip of the keyboard, not a plan.
 _MAX_VALUES = 10_000
 
@@ -51,7 +52,7 @@ def parse_size(text: str) -> int:
     Raises:
         UsageError: the text is not a size.
     """
-    match = _SIZE.match(text)
+    match = re.match(_SIZE, text, re.IGNORECASE)
     if not match:
         raise UsageError(f"{text!r} is not a size", "write bytes or a number with a unit, e.g. 24G")
     whole, fraction, prefix, _ = match.groups()
@@ -81,7 +82,7 @@ def parse_int_values(text: str) -> tuple[int, ...]:
 
 
 def _expand(part: str, text: str) -> range | list[int]:
-    match = _RANGE.match(part)
+    match = re.match(_RANGE, part)
     if not match:
         raise UsageError(
             f"{part!r} in {text!r} is not a number or a range",

@@ -23,15 +23,18 @@ MAY_IMPORT = {
     "errors": set(),
     "units": {"errors"},
     "records": set(),
-    "gguf": {"errors", "units"},
+    "locks": set(),
+    "gguf": {"errors", "units", "locks"},
     "model": {"gguf"},
     "predict": {"model"},
-    "engines": {"predict"},
+    "http": {"errors", "units"},
+    "engines": {"predict", "http"},
     "probes": {"units", "errors", "records"},
-    "sweep": {"engines", "probes", "predict", "records", "localkv"},
-    "analysis": {"records", "units", "errors"},
-    "report": {"analysis"},
-    "observe": {"probes", "analysis"},
+    "sweep": {"engines", "probes", "predict", "observe", "records", "locks", "localkv"},
+    "analysis": {"records", "snapshots", "units", "errors"},
+    "report": {"analysis", "predict"},
+    "snapshots": {"records"},
+    "observe": {"probes", "engines", "analysis", "snapshots", "http", "predict"},
     # The package's own name holds the version, and its functions only on demand.
     "localkv": set(),
 }
@@ -39,10 +42,16 @@ MAY_IMPORT = {
 LAZY_DOORS = {("localkv.predict.predict", "localkv.engines.plan")}
 
 PURE_ROOMS = ("model", "predict", "analysis", "report")
-PURE_GGUF = ("reader", "types", "cursor", "text")
+PURE_GGUF = ("reader", "types", "cursor", "text", "shards")
 WORLD = {"click", "psutil", "pynvml", "subprocess", "httpx", "llama_cpp", "matplotlib"}
 CLOCKS = {"time", "datetime"}
 ENVIRONMENT = {"environ", "environb", "getenv"}
+#: Of the standard library: what answering from a header has no use for, and would wait for.
+SLOW = {
+    "asyncio", "dataclasses", "difflib", "email", "html", "http", "json", "logging",
+    "multiprocessing", "pathlib", "pickle", "random", "shutil", "socket", "ssl", "subprocess",
+    "tempfile", "textwrap", "unicodedata", "urllib", "zipfile",
+}  # fmt: skip
 #: Loaded by the command that needs them, never by starting up.
 HEAVY = {"llama_cpp", "pandas", "scipy", "matplotlib", "httpx", "pydantic", "numpy"}
 
@@ -222,12 +231,15 @@ finally:
 _COMMAND = "from localkv.cli import main; main()"
 
 
-def loaded(statement: str, *arguments: str) -> set[str]:
+def loaded(
+    statement: str, *arguments: str, stdout: int = subprocess.PIPE, **environment: str
+) -> set[str]:
     """Return the top-level modules in a fresh interpreter after ``statement``."""
     done = subprocess.run(
         [sys.executable, "-c", _RUN.format(statement=statement), *arguments],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=120,
     )
@@ -250,6 +262,8 @@ def test_importing_localkv_loads_nothing_of_it() -> None:
         ["inspect", str(HEADER), "--json"],
         ["predict", str(HEADER)],
         ["predict", str(HEADER), "-c", "4096", "-np", "2", "--json"],
+        ["capacity", str(HEADER), "--memory", "1G"],
+        ["capacity", str(HEADER), "--memory", "1G", "--json"],
         ["sweep", "--help"],
         ["report", "--help"],
     ],
@@ -259,3 +273,38 @@ def test_a_command_that_does_not_measure_starts_light(arguments: list[str]) -> N
     found = loaded(_COMMAND, *arguments)
     assert "click" in found
     assert found & (HEAVY | {"rich", "pynvml"}) == set()
+
+
+ANSWERS = {"inspect": [], "predict": [], "capacity": ["--memory", "1G"]}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_from_the_header_loads_no_slow_module(name: str) -> None:
+    found = loaded(_COMMAND, name, str(HEADER), *ANSWERS[name])
+    assert found & (SLOW - loaded("import click")) == set()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_rich_is_loaded_for_a_terminal_alone(name: str) -> None:
+    openpty = getattr(os, "openpty", None)
+    if openpty is None:
+        pytest.skip("there are no pseudo-terminals here")
+    for no_colour in ("", "1"):
+        ours, theirs = openpty()
+        try:
+            found = loaded(
+                _COMMAND,
+                name,
+                str(HEADER),
+                *ANSWERS[name],
+                stdout=theirs,
+                TERM="xterm",
+                FORCE_COLOR="",
+                NO_COLOR=no_colour,
+            )
+        finally:
+            os.close(theirs)
+            os.close(ours)
+        assert ("rich" in found) <= (not no_colour)
+        # The other page has no colours so far.
+        assert no_colour or "rich" in found or name == "predict"

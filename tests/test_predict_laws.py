@@ -32,15 +32,16 @@ models = st.builds(
     st.integers(0, 3),
     st.sampled_from((5, 12, 30)),
 )
-configs = st.builds(
-    RunConfig,
-    n_ctx=st.integers(1, 200_000),
-    n_seq_max=st.integers(1, 64),
-    n_ubatch=st.sampled_from((32, 512, 2048)),
-    kv_unified=st.booleans(),
-    swa_full=st.booleans(),
-    flash_attn=st.sampled_from(("auto", "on", "off")),
-)
+configs = st.fixed_dictionaries(
+    {
+        "n_ctx": st.integers(1, 200_000),
+        "n_seq_max": st.integers(1, 64),
+        "n_ubatch": st.sampled_from((32, 512, 2048)),
+        "kv_unified": st.booleans(),
+        "swa_full": st.booleans(),
+        "flash_attn": st.sampled_from(("auto", "on", "off")),
+    }
+).map(lambda settings: RunConfig(**settings))
 
 
 def sizes(estimate: Estimate) -> tuple[int, int]:

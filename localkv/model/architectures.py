@@ -12,7 +12,7 @@ LLM_ARCH_NAMES in src/llama-arch.cpp.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
 from localkv.model.rules import Indexer, Recurrent, Rule, Sliding
 
@@ -323,11 +323,23 @@ _NEXTN_LEFT_OUT = frozenset(
     }
 )
 
-RULES: dict[str, Rule] = {
-    name: replace(rule, nextn_loaded=rule.file not in _NEXTN_LEFT_OUT)
-    for name, rule in {
-        **{name: Rule(file) for name, file in _PLAIN.items()},
-        **{name: Rule(file, memory="none", ties=False) for name, file in _NO_CACHE.items()},
-        **_ROWS,
-    }.items()
-}
+
+class _Rules(Mapping[str, Rule]):
+    """The rows by architecture; the full rule is made when it is asked for, one in a run."""
+
+    def __getitem__(self, architecture: str) -> Rule:
+        rule = _ROWS.get(architecture)
+        if rule is None and architecture in _NO_CACHE:
+            rule = Rule(_NO_CACHE[architecture], memory="none", ties=False)
+        if rule is None:
+            rule = Rule(_PLAIN[architecture])
+        return rule._replace(nextn_loaded=rule.file not in _NEXTN_LEFT_OUT)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_PLAIN, *_NO_CACHE, *_ROWS))
+
+    def __len__(self) -> int:
+        return len(_PLAIN) + len(_NO_CACHE) + len(_ROWS)
+
+
+RULES = _Rules()

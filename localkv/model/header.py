@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from math import prod
 from os.path import isfile, join
 from typing import Any
@@ -28,16 +27,26 @@ _COMPANIONS = {
     "embeddings": "it drafts for another model and borrows that model's embeddings: the engine "
     "will not run it alone",
 }
+#: Files that are no models, by general.type.
+_FILE_KINDS = {
+    "mmproj": "the vision or audio projector (mmproj) of a model",
+    "adapter": "a LoRA adapter",
+    "imatrix": "an importance matrix",
+    "vocab": "a vocabulary without a model",
+}
 
 
 def read_model(path: str) -> ModelShape:
     """Return the shape of the model that ``path`` names.
 
-    A .gguf file, any shard of a set, a built-in name, a Hugging Face config.json or its folder.
+    A .gguf file, any shard of a set, its URL (the header alone is fetched), ``ollama:NAME`` or
+    ``hf:ORG/NAME`` from the caches of this machine, a built-in name, a Hugging Face config.json or
+    its folder.
 
     Raises:
         ModelError: the model cannot be found or read, or is not a language model.
     """
+    path = _downloaded_config(path) or path
     if path.endswith(".json") or isfile(join(path, "config.json")):
         from localkv.model.hf_config import read_hf_model
 
@@ -49,7 +58,17 @@ def read_model(path: str) -> ModelShape:
         model.metadata, model.tensors, path=model.path, file_bytes=model.file_bytes
     )
     missing = (model.missing,) if model.missing else ()
-    return replace(shape, paths=model.files.paths, notes=(*shape.notes, *missing))
+    return shape._replace(paths=model.files.paths, notes=(*shape.notes, *missing))
+
+
+def _downloaded_config(argument: str) -> str | None:
+    """Return the folder that ``hf:ORG/NAME`` stands for when it holds no GGUF file."""
+    if not argument.startswith("hf:"):
+        return None
+    from localkv.gguf.hub_cache import find_config
+    from localkv.gguf.places import places
+
+    return find_config(argument.removeprefix("hf:"), places())
 
 
 def shape_from_header(
@@ -67,7 +86,7 @@ def shape_from_header(
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise ModelError(f"{path or 'the header'}: general.architecture is missing", "not a model")
-    _refuse_companion(metadata, architecture, path)
+    _refuse_companion(metadata, path)
     infos = tuple(tensors)
     meta = Metadata(metadata, architecture)
     rule = RULES.get(architecture)
@@ -80,8 +99,7 @@ def shape_from_header(
     try:
         return _known(shape, meta, effective_rule(meta, rule), plan, infos)
     except RefusedError as refusal:
-        return replace(
-            _unknown(shape, meta, plan),
+        return _unknown(shape, meta, plan)._replace(
             refused=str(refusal),
             notes=(f"the engine gives up on this file: {refusal}",),
         )
@@ -108,6 +126,10 @@ def _facts(
         layers=(),
         n_ff=max(_quiet_list(meta, "feed_forward_length"), default=0),
         n_expert=_quiet(meta, "expert_count"),
+        mla_heads=(
+            _quiet(meta, "attention.key_length_mla"),
+            _quiet(meta, "attention.value_length_mla"),
+        ),
         numbers=meta.numbers(),
     )
 
@@ -118,7 +140,7 @@ def _known(
     names = {tensor.name for tensor in infos}
     hp = load_hparams(meta, rule, names)
     caches = build_caches(hp, rule.memory)
-    layers = build_layers(hp, rule, caches, plan.blocks)
+    layers = build_layers(hp, rule, caches, plan.blocks, plan.experts)
     notes = [*contradictions(hp, rule, infos)]
     refused = ""
     if rule.companion == "always" or (
@@ -128,8 +150,7 @@ def _known(
         notes.append(refused)
     if meta.has("attention.sliding_window") and rule.sliding is None and rule.memory == "kv":
         notes.append("a sliding window is declared, but the engine does not use it here")
-    return replace(
-        shape,
+    return shape._replace(
         rule="exact",
         n_ctx_train=hp.n_ctx_train,
         n_embd=hp.n_embd,
@@ -156,10 +177,15 @@ def _unknown(shape: ModelShape, meta: Metadata, plan: WeightPlan) -> ModelShape:
     # Bounded: the header of a damaged file may claim any number.
     count = min(max(_quiet(meta, "block_count"), max(plan.blocks, default=-1) + 1), MAX_LAYERS)
     layers = tuple(
-        LayerSpec(index=block, kind="none", weight_bytes=plan.blocks.get(block, 0))
+        LayerSpec(
+            index=block,
+            kind="none",
+            weight_bytes=plan.blocks.get(block, 0),
+            expert_bytes=plan.experts.get(block, 0),
+        )
         for block in range(count)
     )
-    return replace(shape, layers=layers, notes=(note,), bounds=_bounds(meta))
+    return shape._replace(layers=layers, notes=(note,), bounds=_bounds(meta))
 
 
 def _bounds(
@@ -181,14 +207,16 @@ def _bounds(
     return (sliding,), (CacheSpec("full", layers, v_padded=padded),)
 
 
-def _refuse_companion(metadata: Mapping[str, Any], architecture: str, path: str) -> None:
+def companion_kind(metadata: Mapping[str, Any]) -> str:
+    """Return what a file is that goes with a model instead of being one, "" for a model."""
     kind = metadata.get("general.type")
-    if architecture == "clip" or kind in ("mmproj", "adapter", "imatrix", "vocab"):
-        what = {
-            "adapter": "a LoRA adapter",
-            "imatrix": "an importance matrix",
-            "vocab": "a vocabulary without a model",
-        }.get(str(kind), "the vision or audio projector (mmproj) of a model")
+    if metadata.get("general.architecture") != "clip" and kind not in _FILE_KINDS:
+        return ""
+    return _FILE_KINDS.get(str(kind), _FILE_KINDS["mmproj"])
+
+
+def _refuse_companion(metadata: Mapping[str, Any], path: str) -> None:
+    if what := companion_kind(metadata):
         raise ModelError(
             f"{path or 'the file'} is {what}, not a model",
             "give the model it belongs to",
@@ -214,8 +242,7 @@ def _weights(shape: ModelShape, plan: WeightPlan, infos: tuple[Tensor, ...]) -> 
     for tensor in infos:
         kinds[tensor.type][0] += 1
         kinds[tensor.type][1] += tensor.nbytes
-    return replace(
-        shape,
+    return shape._replace(
         input_bytes=plan.input,
         output_bytes=plan.output,
         every_device_bytes=plan.every_device,
@@ -224,6 +251,7 @@ def _weights(shape: ModelShape, plan: WeightPlan, infos: tuple[Tensor, ...]) -> 
         matrices=plan.matrices,
         weights_bytes=sum(tensor.nbytes for tensor in infos),
         n_params=sum(prod(tensor.shape) for tensor in infos),
+        n_params_expert=sum(prod(t.shape) for t in infos if "_exps." in t.name),
         quantisation=tuple(
             (name, count, size)
             for name, (count, size) in sorted(kinds.items(), key=lambda item: -item[1][1])

@@ -34,6 +34,14 @@ def latent_heads(f: Fields, kinds: list[str]) -> list[Heads]:
     return [Heads(f.need("n_head"), 1, width, 0)] * len(kinds)
 
 
+def uncompressed_heads(f: Fields) -> tuple[int, int]:
+    """Return the elements of K and V of one head that MLA's latent stands for; 0 if not said."""
+    nope, rope, v_head = (
+        f.optional(name) or 0 for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    return (nope + rope if nope and rope else 0), v_head
+
+
 def _overridden(f: Fields, heads: list[Heads]) -> list[Heads]:
     """Return ``heads`` with the layers that per_layer_config names changed: transformers 5."""
     changed = list(heads)

@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from localkv.errors import ModelError
 from localkv.gguf.text import shown
-from localkv.model.hf_attention import Heads, attention_heads, latent_heads
+from localkv.model.hf_attention import Heads, attention_heads, latent_heads, uncompressed_heads
 from localkv.model.hf_defaults import TEXT_TYPES
 from localkv.model.hf_fields import Fields
 from localkv.model.hf_layouts import layer_kinds
@@ -53,8 +52,7 @@ def read_hf_model(path: str) -> ModelShape:
     shape = shape_from_hf_config(_load(file), name=os.path.basename(folder), path=file)
     weights = read_weights(folder)
     notes = shape.notes + ((f"weights unknown: {weights.why}",) if weights.why else ())
-    return replace(
-        shape,
+    return shape._replace(
         weights_bytes=weights.tensor_bytes,
         # An index says what all tensors take together, not which layer they belong to.
         input_bytes=weights.tensor_bytes,
@@ -113,6 +111,7 @@ def _shape(
         causal=any(layer.kind != "none" for layer in layers),
         window=max((layer.window for layer in layers), default=0),
         mla=mla,
+        mla_heads=uncompressed_heads(f) if mla else (0, 0),
         tied_embeddings=f.flag("tie_word_embeddings", False),
         caches=_caches(layers),
         dtype=_dtype(f.config, config),

@@ -8,13 +8,11 @@ llama_hparams in src/llama-hparams.cpp for the widths, and per architecture the 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
 from localkv.model.metadata import MAX_LAYERS, Metadata, RefusedError
 from localkv.model.rules import Indexer, Recurrent, Rule, Sliding
 
 
-@dataclass
 class Hparams:
     """What the engine knows of a model after loading its header.
 
@@ -23,33 +21,42 @@ class Hparams:
     the engine makes a sliding-window cache at all.
     """
 
-    n_ctx_train: int
-    n_embd: int
-    n_embd_out: int
-    n_layer_all: int
-    n_layer: int
-    causal: bool
-    n_head: list[int]
-    n_head_kv: list[int]
-    n_ff: list[int]
-    k_head: int = 0
-    v_head: int = 0
-    k_head_sliding: int = 0
-    v_head_sliding: int = 0
-    mla: bool = False
-    slides: bool = False
-    window: int = 0
-    sliding: list[bool] = field(default_factory=list)
-    recurrent: list[bool] = field(default_factory=list)
-    kv_from_start: int = -1
-    router: bool = False
-    r_width: int = 0
-    s_width: int = 0
-    p_width: int = 0
+    # What a model does not have stays as it is here.
+    k_head = v_head = 0
+    k_head_sliding = v_head_sliding = 0
+    mla = slides = router = False
+    window = 0
+    kv_from_start = -1
+    r_width = s_width = p_width = 0
     p_blocks: tuple[int, ...] = ()
-    indexer_width: int = 0
-    indexed: list[bool] = field(default_factory=list)
-    compress_ratios: list[int] = field(default_factory=list)
+    indexer_width = 0
+
+    def __init__(
+        self,
+        *,
+        n_ctx_train: int,
+        n_embd: int,
+        n_embd_out: int,
+        n_layer_all: int,
+        n_layer: int,
+        causal: bool,
+        n_head: list[int],
+        n_head_kv: list[int],
+        n_ff: list[int],
+    ) -> None:
+        self.n_ctx_train = n_ctx_train
+        self.n_embd = n_embd
+        self.n_embd_out = n_embd_out
+        self.n_layer_all = n_layer_all
+        self.n_layer = n_layer
+        self.causal = causal
+        self.n_head = n_head
+        self.n_head_kv = n_head_kv
+        self.n_ff = n_ff
+        self.sliding: list[bool] = []
+        self.recurrent: list[bool] = []
+        self.indexed: list[bool] = []
+        self.compress_ratios: list[int] = []
 
     def k_head_of(self, block: int) -> int:
         """Return the elements of one K head in ``block``."""

@@ -12,9 +12,13 @@ from localkv.model.specs import CacheSpec
 
 
 def build_layers(
-    hp: Hparams, rule: Rule, caches: tuple[CacheSpec, ...], weights: Mapping[int, int]
+    hp: Hparams,
+    rule: Rule,
+    caches: tuple[CacheSpec, ...],
+    weights: Mapping[int, int],
+    experts: Mapping[int, int],
 ) -> tuple[LayerSpec, ...]:
-    """Return one spec per block; ``weights`` are the bytes of its tensors by block.
+    """Return one spec per block; ``weights`` are the bytes of its tensors, ``experts`` of some.
 
     Raises:
         RefusedError: blocks that share a cache name one that is not there.
@@ -42,6 +46,7 @@ def build_layers(
                 indexer_width=indexers.get(block, 0),
                 shared_with=shared,
                 weight_bytes=weights.get(block, 0),
+                expert_bytes=experts.get(block, 0),
                 k_head=hp.k_head_of(block),
                 v_head=hp.v_head_of(block),
                 loaded=rule.nextn_loaded or block < hp.n_layer or hp.router,

@@ -5,13 +5,11 @@ of it. The table of rules is in ``architectures``; ``hparams`` and ``caches`` ca
 are named without their prefix: ``attention.sliding_window`` stands for ``<arch>.attention...``.
 """
 
-from __future__ import annotations
+# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from typing import NamedTuple
 
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Sliding:
+class Sliding(NamedTuple):
     """Which blocks attend only to a window of tokens, and how wide that window is.
 
     ``period``: every period-th block is full, the last of each group, or the first with
@@ -35,8 +33,7 @@ class Sliding:
     attention_only: bool = False
 
 
-@dataclass(frozen=True)
-class Recurrent:
+class Recurrent(NamedTuple):
     """Which blocks keep a state of fixed size, and of what kind.
 
     ``blocks``: "all"; "no kv heads": those with 0 KV heads; "no kv heads, no ff": those that also
@@ -52,8 +49,7 @@ class Recurrent:
     interval: int = 0
 
 
-@dataclass(frozen=True)
-class Indexer:
+class Indexer(NamedTuple):
     """The K cache of a sparse-attention indexer: one head of ``attention.indexer.key_length``.
 
     ``blocks``: "all"; "after dense lead": those from ``leading_dense_block_count`` on;
@@ -67,8 +63,7 @@ class Indexer:
     pool_key: str = ""
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """How one architecture fills its cache and places its weights.
 
     file: below src/models of llama.cpp; the row follows its ``load_arch_hparams``.
@@ -118,4 +113,4 @@ class Rule:
     per_layer_embedding: bool = False
     ties: bool = True
     norm_of_output: bool = False
-    where: tuple[str, Rule] | None = None
+    where: tuple[str, "Rule"] | None = None

@@ -1,9 +1,8 @@
 """ModelShape: the facts about a model that decide how much memory it needs, layer by layer."""
 
-from __future__ import annotations
-
+# Annotations are not postponed here: NamedTuple would compile each of them at every start.
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from localkv.gguf.types import row_bytes as row_bytes
 from localkv.model.specs import CacheSpec
@@ -13,8 +12,7 @@ from localkv.model.weights import MatrixGroup
 LAYER_KINDS = ("full", "sliding", "recurrent", "none")
 
 
-@dataclass(frozen=True)
-class LayerSpec:
+class LayerSpec(NamedTuple):
     """One block of the model.
 
     Widths are elements per token: ``k_width = n_head_kv * k_head`` (0: no K), ``v_width``
@@ -24,10 +22,11 @@ class LayerSpec:
     embedding's convolution; a layer of a parallel hybrid has both widths and state.
     ``indexer_width`` is the K width of a sparse-attention indexer. ``shared_with`` is the layer
     whose cache this one reads instead of holding its own. ``weight_bytes`` sums the tensors that
-    the engine places with this block; ``loaded`` is False where it leaves them in the file.
+    the engine places with this block, ``expert_bytes`` those of them that belong to experts;
+    ``loaded`` is False where it leaves them in the file.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # of the block; tuple.index is not needed
     kind: str
     n_head: int = 0
     n_head_kv: int = 0
@@ -43,6 +42,7 @@ class LayerSpec:
     v_head: int = 0
     p_width: int = 0
     loaded: bool = True
+    expert_bytes: int = 0
 
     @property
     def state_width(self) -> int:
@@ -50,8 +50,7 @@ class LayerSpec:
         return self.r_width + self.s_width + self.p_width
 
 
-@dataclass(frozen=True)
-class ModelShape:
+class ModelShape(NamedTuple):
     """A model's facts, read from a file header; sizes in bytes.
 
     ``rule`` is "exact" when the architecture's row of rules was applied and "none" when there is
@@ -66,6 +65,8 @@ class ModelShape:
     the engine makes; for rule "none", ``bounds`` may hold the least and the most they can be.
     ``refused`` is the engine's reason not to load the model, or not to run it alone. ``dtype`` is
     the cache type that the weights' own type stands for (f16, bf16, f32), where it is said.
+    ``n_params_expert`` of the ``n_params`` belong to experts, of which a token meets a few only;
+    ``mla_heads`` are the elements of K and V of one head that MLA compresses (0: not known).
     ``numbers`` are the architecture's own keys that hold integers, without their prefix, as the
     header gives them: what the compute graph's widths are read from.
     """
@@ -89,7 +90,7 @@ class ModelShape:
     quantisation: tuple[tuple[str, int, int], ...] = ()  # (ggml type, tensors, bytes)
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    paths: tuple[str, ...] = field(default=())
+    paths: tuple[str, ...] = ()
     n_layer_nextn: int = 0
     n_embd_out: int = 0
     window: int = 0
@@ -103,7 +104,13 @@ class ModelShape:
     bounds: tuple[tuple[CacheSpec, ...], tuple[CacheSpec, ...]] | None = None
     refused: str = ""
     dtype: str = ""
-    numbers: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict, compare=False)
+    n_params_expert: int = 0
+    mla_heads: tuple[int, int] = (0, 0)
+    numbers: Mapping[str, int | tuple[int, ...]] = {}
+
+    def __hash__(self) -> int:
+        # ``numbers`` has no hash, and what matters of it is in the other fields.
+        return hash(self[:-1])
 
     @property
     def n_layer(self) -> int:

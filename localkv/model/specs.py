@@ -1,9 +1,7 @@
 """What is read of a tensor, and what one cache of a model is before a run is known."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Protocol
+# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from typing import NamedTuple, Protocol
 
 
 class Tensor(Protocol):
@@ -26,8 +24,7 @@ class Tensor(Protocol):
         """Return the size of its data, in bytes."""
 
 
-@dataclass(frozen=True)
-class CacheLayer:
+class CacheLayer(NamedTuple):
     """One block's share of a cache: elements of K and of V per cell."""
 
     block: int
@@ -35,8 +32,7 @@ class CacheLayer:
     v_width: int
 
 
-@dataclass(frozen=True)
-class CacheSpec:
+class CacheSpec(NamedTuple):
     """One cache of a model, before any setting of a run is known.
 
     ``kind`` is full, sliding, indexer, compressed or state. ``cells`` says how many cells a stream

@@ -4,12 +4,11 @@ Source: LLM_TENSOR_INFOS in src/llama-arch.cpp gives each tensor its layer and o
 llama_model_loader::create_tensor in src/llama-model-loader.cpp places it.
 """
 
-from __future__ import annotations
-
+# Annotations are not postponed here: NamedTuple would compile each of them at every start.
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 from localkv.model.specs import Tensor
 
@@ -26,28 +25,38 @@ _FIRST_BLOCK = (
 #: Tensors that every device with blocks holds once.
 _EVERY_DEVICE = ("rope_freqs.", "rope_factors_")
 
+#: What ``--cpu-moe`` and ``--n-cpu-moe`` hold back (LLM_FFN_EXPS_REGEX in common/common.h).
+_EXPERTS = tuple(
+    f".ffn_{part}_{kind}"
+    for part in ("up", "down", "gate", "gate_up")
+    for kind in ("exps", "chexps")
+)
+
 INPUT, OUTPUT, EVERY_DEVICE = -1, -2, -3
 #: Rows of a tensor that repacking asks to divide by, at most.
 _ROWS = 16
 
 
-@dataclass(frozen=True)
-class MatrixGroup:
-    """Quantised matrices of one block (or OUTPUT), of one type, whose rows ``rows`` divides."""
+class MatrixGroup(NamedTuple):
+    """Quantised matrices of one block (or OUTPUT), of one type, whose rows ``rows`` divides.
+
+    ``experts``: they are those of experts, which can stay on the host while their block does not.
+    """
 
     place: int
     type: str
     rows: int
     nbytes: int
+    experts: bool = False
 
 
-@dataclass(frozen=True)
-class WeightPlan:
+class WeightPlan(NamedTuple):
     """The bytes of a model's tensors by where the engine places them.
 
     ``blocks`` by number; ``input`` on the host; ``output`` with layer n + 1; ``every_device`` on
     each device that has blocks; ``tied`` are the token embeddings where they serve as the output
-    too. ``matrices`` are those that a CPU may repack, see ``predict.repack``.
+    too. ``matrices`` are those that a CPU may repack, see ``predict.repack``. ``experts`` are the
+    bytes of expert tensors by block.
     """
 
     input: int
@@ -56,6 +65,7 @@ class WeightPlan:
     every_device: int
     tied: int
     matrices: tuple[MatrixGroup, ...]
+    experts: dict[int, int]
 
 
 def plan_weights(tensors: Iterable[Tensor], *, lfm2: bool = False, ties: bool = True) -> WeightPlan:
@@ -65,12 +75,15 @@ def plan_weights(tensors: Iterable[Tensor], *, lfm2: bool = False, ties: bool = 
     without output matrix uses the token embeddings as such.
     """
     sizes: dict[int, int] = defaultdict(int)
-    matrices: dict[tuple[int, str, int], int] = defaultdict(int)
+    experts: dict[int, int] = defaultdict(int)
+    matrices: dict[tuple[int, str, int, bool], int] = defaultdict(int)
     embedding: Tensor | None = None
     untied = False
     for tensor in tensors:
         place = OUTPUT if lfm2 and tensor.name.startswith("token_embd_norm.") else _place(tensor)
         sizes[place] += tensor.nbytes
+        if _of_experts(tensor.name):
+            experts[place] += tensor.nbytes
         if place >= 0 or place == OUTPUT:
             _note_matrix(matrices, place, tensor)
         if tensor.name == "token_embd.weight":
@@ -85,7 +98,11 @@ def plan_weights(tensors: Iterable[Tensor], *, lfm2: bool = False, ties: bool = 
         output=sizes[OUTPUT],
         every_device=sizes[EVERY_DEVICE],
         tied=tied.nbytes if tied is not None else 0,
-        matrices=tuple(MatrixGroup(*key, nbytes) for key, nbytes in matrices.items()),
+        matrices=tuple(
+            MatrixGroup(place, kind, rows, nbytes, experts)
+            for (place, kind, rows, experts), nbytes in matrices.items()
+        ),
+        experts=dict(experts),
     )
 
 
@@ -104,8 +121,15 @@ def _place(tensor: Tensor) -> int:
     return next((int(part) for part in name.split(".") if part.isdecimal()), OUTPUT)
 
 
-def _note_matrix(matrices: dict[tuple[int, str, int], int], place: int, tensor: Tensor) -> None:
+def _of_experts(name: str) -> bool:
+    return "exps" in name and any(part in name for part in _EXPERTS)
+
+
+def _note_matrix(
+    matrices: dict[tuple[int, str, int, bool], int], place: int, tensor: Tensor
+) -> None:
     dims = [n for n in tensor.shape if n > 1]
     stacked = "_exps." in tensor.name
     if tensor.name.endswith(".weight") and len(dims) == (3 if stacked else 2):
-        matrices[place, tensor.type, gcd(tensor.shape[1], _ROWS)] += tensor.nbytes
+        rows = gcd(tensor.shape[1], _ROWS)
+        matrices[place, tensor.type, rows, _of_experts(tensor.name)] += tensor.nbytes

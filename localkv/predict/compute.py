@@ -8,12 +8,10 @@ each part allocates, ``compute_sizes`` how large that is, ``compute_alloc`` wher
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from localkv.model import ModelShape
 from localkv.predict.compute_layout import Model, Part, described, lay
-from localkv.predict.compute_sizes import Setting, setting
-from localkv.predict.config import RunConfig, effective_context
+from localkv.predict.compute_sizes import Setting
+from localkv.predict.config import EffectiveContext, RunConfig, effective_context
 from localkv.predict.devices import HOST, Placement
 from localkv.predict.estimate import ComputeEstimate
 
@@ -32,11 +30,11 @@ def estimate_compute(
     """
     model = described(shape)
     context = effective_context(config, shape.n_ctx_train, causal=shape.causal)
-    run = setting(shape, config, context, model.kind, model.number)
+    run = Setting(shape, config, context, model.kind, model.number)
     if placement is None or len(placement.names) == 1:
         parts = {HOST: lay(model, run, Part(range(len(model.trunk))))}
     else:
-        parts = _on_devices(model, run, config, placement)
+        parts = _on_devices(model, run, config, context, placement)
     size = sum(parts.values())
     known = shape.rule == "exact" and shape.numbers
     low, high = (model.kind.low, model.kind.high) if known else _UNKNOWN_BAND
@@ -50,14 +48,18 @@ def estimate_compute(
 
 
 def _on_devices(
-    model: Model, run: Setting, config: RunConfig, placement: Placement
+    model: Model,
+    run: Setting,
+    config: RunConfig,
+    context: EffectiveContext,
+    placement: Placement,
 ) -> dict[str, int]:
     """Return the bytes of each buffer: the host's inputs, what is computed where, and copies."""
     blocks = placement.blocks[: len(model.trunk)]
     copies = _PIPELINE_COPIES if _pipelined(config, placement) else 1
     away = run
     if config.no_kv_offload:
-        away = replace(run, mode=replace(run.mode, cast=True), copied=True)
+        away = Setting(model.shape, config, context, model.kind, model.number, copied=True)
     sizes = {}
     for name in placement.names:
         here = [index for index, device in enumerate(blocks) if device == name]

@@ -15,9 +15,17 @@ ggml/src/ggml-alloc.c.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Widths(Protocol):
+        """The bytes of each width that a recipe names."""
+
+        def __getitem__(self, width: str, /) -> int: ...
+
 
 #: TENSOR_ALIGNMENT in ggml/src/ggml-impl.h; devices align to 128, which changes nothing that shows.
 ALIGNMENT = 64
@@ -26,12 +34,8 @@ _ENDLESS = 1 << 62  # what the last hole begins with; it never gets small
 _READ, _INPUTS, _PICKS = -1, -2, -3
 
 Block = tuple[int, int]  # (offset, bytes)
-
-
-class Widths(Protocol):
-    """The bytes of each width that a recipe names."""
-
-    def __getitem__(self, width: str, /) -> int: ...
+#: A line of a recipe: width and slot of what it allocates, the slots that die, outputs alone?
+Step = tuple[str, int, tuple[int, ...], bool]
 
 
 class Allocator:
@@ -84,23 +88,13 @@ class Allocator:
             holes.insert(index, [offset, size])
 
 
-@dataclass(frozen=True)
-class _Step:
-    """One line of a recipe: what it allocates into which slot, and which slots die with it."""
-
-    width: str
-    slot: int
-    dying: tuple[int, ...]
-    tail: bool
-
-
-@dataclass(frozen=True)
 class Program:
     """A recipe with lives worked out: slot 0 comes in, ``out`` goes on."""
 
-    steps: tuple[_Step, ...]
-    slots: int
-    out: int
+    def __init__(self, steps: Iterable[Step], slots: int, out: int) -> None:
+        self.steps = tuple(steps)
+        self.slots = slots
+        self.out = out
 
     def run(
         self,
@@ -118,21 +112,22 @@ class Program:
         """
         held: list[Block] = [(0, 0)] * self.slots
         held[0] = block
-        for step in self.steps:
-            if step.width:
-                held[step.slot] = memory.take((tail if step.tail else sizes)[step.width])
-            elif step.slot < 0:
-                for taken in {_INPUTS: inputs, _PICKS: picks}.get(step.slot, ()):
+        # Walked some hundred times for one answer, hence unpacked rather than read by name.
+        for width, slot, dying, of_outputs in self.steps:
+            if width:
+                held[slot] = memory.take((tail if of_outputs else sizes)[width])
+            elif slot != _READ:
+                for taken in inputs if slot == _INPUTS else picks:
                     memory.free(taken)
-            for slot in step.dying:
-                memory.free(held[slot])
+            for dead in dying:
+                memory.free(held[dead])
         return held[self.out]
 
 
 @lru_cache(maxsize=1024)
 def compiled(recipe: str, *, last: bool = False) -> Program:
     """Return ``recipe`` as a program; ``last``: of the block after which only outputs go on."""
-    lines: list[tuple[str, int, tuple[int, ...], bool]] = []
+    lines: list[Step] = []
     slots = {"x": 0}
     count = 1
     tail = False
@@ -157,7 +152,7 @@ def compiled(recipe: str, *, last: bool = False) -> Program:
             lines.append((width, count, reads, tail))
             slots[name] = count
             count += 1
-    return Program(tuple(_with_lives(lines, slots["x"])), count, slots["x"])
+    return Program(_with_lives(lines, slots["x"]), count, slots["x"])
 
 
 def _parsed(recipe: str) -> Iterable[tuple[str, str, list[str]]]:
@@ -168,10 +163,10 @@ def _parsed(recipe: str) -> Iterable[tuple[str, str, list[str]]]:
             yield name, width.strip(), tail.split()
 
 
-def _with_lives(lines: list[tuple[str, int, tuple[int, ...], bool]], out: int) -> Iterable[_Step]:
+def _with_lives(lines: list[Step], out: int) -> Iterable[Step]:
     last_read = {slot: number for number, line in enumerate(lines) for slot in line[2]}
     for number, (width, slot, reads, tail) in enumerate(lines):
         dying = [read for read in dict.fromkeys(reads) if last_read[read] == number and read != out]
         if width and slot not in last_read and slot != out:
             dying.append(slot)
-        yield _Step(width, slot, tuple(dying), tail)
+        yield width, slot, tuple(dying), tail

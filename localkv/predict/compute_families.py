@@ -7,11 +7,9 @@ below src/models of llama.cpp and read the loop over the blocks in its graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 
-@dataclass(frozen=True)
 class Family:
     """The structure of an architecture's graph; the words are those of ``compute_recipes``.
 
@@ -29,25 +27,33 @@ class Family:
     ``low`` and ``high`` bound the truth as shares of the estimate.
     """
 
-    layout: str = "pre"
-    projections: str = ""
-    dense: str = "gated"
-    experts: str = ""
-    gated: bool = True
-    shared: bool = False
-    merged: bool = False
-    biased: bool = False
-    state: str = ""
-    beside: bool = False
-    choice: str = ""
-    per_layer: bool = False
-    bias: bool = False
-    cached: bool = True
-    outputs: str = ""
-    logits: int = 1
-    positions: int = 1
-    low: float = 0.0
-    high: float = 0.0
+    def __init__(self, architecture: str) -> None:
+        def of(traits: dict[str, str], default: str = "") -> str:
+            names = (name for name, those in traits.items() if architecture in those.split())
+            return next(names, default)
+
+        def has(names: str) -> bool:
+            return architecture in names.split()
+
+        self.layout = of(_LAYOUT, "pre")
+        self.projections = of(_PROJECTIONS)
+        self.dense = of(_DENSE, "gated")
+        self.experts = of(_EXPERTS)
+        self.gated = not has("nomic-bert-moe nemotron_h_moe")
+        self.shared = has(_SHARED)
+        self.merged = has(_MERGED)
+        self.biased = has(_BIASED)
+        # A config.json has names of its own: its recurrent blocks are taken for the commonest.
+        self.state = of(_STATE, "mamba2")
+        self.beside = has("falcon-h1")
+        self.choice = of(_CHOICE)
+        self.per_layer = has("gemma3n gemma4")
+        self.bias = has("t5 t5encoder")
+        self.cached = not has("llama-embed t5encoder")
+        self.outputs = of(_OUTPUTS)
+        self.logits = 0 if has(_NO_LOGITS) else 2 if has("chameleon") else 1
+        self.positions = 4 if has(_FOUR_POSITIONS) else 1
+        self.low, self.high = _ROUGH_BAND if has(_ROUGH) else _BAND
 
 
 _LAYOUT = {
@@ -143,33 +149,4 @@ _BAND, _ROUGH_BAND = (0.90, 1.15), (0.65, 1.5)
 @cache
 def family(architecture: str) -> Family:
     """Return the structure of ``architecture``."""
-
-    def of(traits: dict[str, str], default: str = "") -> str:
-        return next((name for name, has in traits.items() if architecture in has.split()), default)
-
-    def has(names: str) -> bool:
-        return architecture in names.split()
-
-    low, high = _ROUGH_BAND if has(_ROUGH) else _BAND
-    return Family(
-        layout=of(_LAYOUT, "pre"),
-        projections=of(_PROJECTIONS),
-        dense=of(_DENSE, "gated"),
-        experts=of(_EXPERTS),
-        gated=not has("nomic-bert-moe nemotron_h_moe"),
-        shared=has(_SHARED),
-        merged=has(_MERGED),
-        biased=has(_BIASED),
-        # A config.json has names of its own: its recurrent blocks are taken for the commonest.
-        state=of(_STATE, "mamba2"),
-        beside=has("falcon-h1"),
-        choice=of(_CHOICE),
-        per_layer=has("gemma3n gemma4"),
-        bias=has("t5 t5encoder"),
-        cached=not has("llama-embed t5encoder"),
-        outputs=of(_OUTPUTS),
-        logits=0 if has(_NO_LOGITS) else 2 if has("chameleon") else 1,
-        positions=4 if has(_FOUR_POSITIONS) else 1,
-        low=low,
-        high=high,
-    )
+    return Family(architecture)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from localkv.model import ModelShape
 from localkv.model.shape import LayerSpec
 from localkv.predict.compute_alloc import Allocator, Block, compiled
-from localkv.predict.compute_families import Family, family
+from localkv.predict.compute_families import family
 from localkv.predict.compute_recipes import (
     DENSE,
     STATE,
@@ -32,7 +31,6 @@ _PER_LAYER = 256
 _KEPT = ("mamba", "delta", "delta repeated", "wkv", "wkv7")
 
 
-@dataclass(frozen=True)
 class Part:
     """What one buffer holds of the graph.
 
@@ -41,29 +39,38 @@ class Part:
     the logits are made here; ``joins``: so is the last sum of a stream that the host computed.
     """
 
-    blocks: Sequence[int]
-    source: bool = True
-    output: bool = True
-    copies: int = 1
-    joins: bool = False
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        source: bool = True,
+        output: bool = True,
+        copies: int = 1,
+        joins: bool = False,
+    ) -> None:
+        self.blocks = blocks
+        self.source = source
+        self.output = output
+        self.copies = copies
+        self.joins = joins
 
 
-@dataclass
 class Model:
     """What of a model decides its graph, worked out once.
 
     ``sorts`` numbers the blocks' sorts, block by block; ``widths`` are those of each sort.
     """
 
-    shape: ModelShape
-    kind: Family
-    number: Numbers
-    trunk: tuple[LayerSpec, ...]
-    sorts: list[int] = field(default_factory=list)
-    widths: list[dict[str, int]] = field(default_factory=list)
+    def __init__(self, shape: ModelShape) -> None:
+        """Begin with the structure of ``shape``'s architecture; no block is looked at yet."""
+        self.shape = shape
+        self.kind = family(shape.architecture)
+        self.number = Numbers(shape)
+        self.trunk = shape.trunk
+        self.sorts: list[int] = []
+        self.widths: list[dict[str, int]] = []
 
 
-class _Identity:
+class Identity:
     """A shape compared by identity: hashing its blocks takes longer than laying them out."""
 
     def __init__(self, shape: ModelShape) -> None:
@@ -73,22 +80,20 @@ class _Identity:
         return id(self.shape)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.shape is self.shape
+        return isinstance(other, Identity) and other.shape is self.shape
 
 
 def described(shape: ModelShape) -> Model:
     """Return what decides the graph of ``shape``."""
-    return _described(_Identity(shape))
+    return _described(Identity(shape))
 
 
 @lru_cache(maxsize=8)
-def _described(key: _Identity) -> Model:
-    shape = key.shape
-    trunk = shape.layers[: len(shape.layers) - shape.n_layer_nextn]
-    model = Model(shape, family(shape.architecture), Numbers(shape), trunk)
+def _described(key: Identity) -> Model:
+    model = Model(key.shape)
     known: dict[tuple[object, ...], int] = {}
-    for layer in trunk:
-        widths = elements(shape, layer, model.number)
+    for layer in model.trunk:
+        widths = elements(model.shape, layer, model.number)
         traits = (
             layer.kind,
             layer.indexer_width,

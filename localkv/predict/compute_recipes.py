@@ -9,10 +9,8 @@ src/models of llama.cpp. Widths are those of ``compute_sizes``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
 class Mode:
     """How attention runs.
 
@@ -21,12 +19,15 @@ class Mode:
     it came and is transposed first; ``cached``: there is a cache.
     """
 
-    flash: bool
-    rotate_k: bool = False
-    rotate_v: bool = False
-    cast: bool = False
-    turn: bool = False
-    cached: bool = True
+    def __init__(
+        self, flash: bool, *, rotate_k: bool, rotate_v: bool, cast: bool, turn: bool, cached: bool
+    ) -> None:
+        self.flash = flash
+        self.rotate_k = rotate_k
+        self.rotate_v = rotate_v
+        self.cast = cast
+        self.turn = turn
+        self.cached = cached
 
 
 #: Projections from the normed ``h``, in the order in which build_attn expands them (plain caches

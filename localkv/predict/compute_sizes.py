@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from localkv.gguf.types import row_bytes
 from localkv.model import ModelShape
@@ -19,64 +18,48 @@ _POOL = 4  # tokens per block of the indexers of qwen4exp and glm5-next
 _V_ROTATION = 64  # build_input_v_rot of llama_kv_cache
 
 
-@dataclass(frozen=True)
 class Setting:
-    """One run as the graph sees it.
+    """One run as the graph sees it: the worst case of llama_context::sched_reserve.
 
     ``rows`` of tokens, of which ``outputs`` give logits, in ``sequences``; ``cells`` per stream by
     kind of cache; ``mask`` and ``top_k`` bytes and tokens; ``by_blocks``: minimax-m3's sparse
     attention runs; ``copied``: K and V come from another device.
     """
 
-    rows: int
-    outputs: int
-    sequences: int
-    streams: int
-    cells: Mapping[str, int]
-    mode: Mode
-    mask: int
-    top_k: int
-    transposed: bool
-    type_k: str
-    type_v: str
-    by_blocks: bool
-    copied: bool = False
-
-
-def setting(
-    shape: ModelShape, config: RunConfig, context: EffectiveContext, kind: Family, number: Numbers
-) -> Setting:
-    """Return the worst case that llama_context::sched_reserve sizes the buffers for."""
-    tokens = min(context.n_ctx, context.n_ubatch)
-    rows = -(-tokens // config.n_seq_max) * config.n_seq_max
-    asked = min(tokens, config.n_outputs_max or context.n_batch)
-    cells = _cells(shape, config, context) if kind.cached else {}
-    flash = config.flash_attn != "off" and shape.flash_attn
-    transposed = v_is_transposed(config)
-    f32 = "f32" in (config.cache_type_k, config.cache_type_v)
-    k_head, v_head = next(((x.k_head, x.v_head) for x in shape.layers if x.k_head), (0, 0))
-    rotates = bool(cells) and not shape.mla
-    return Setting(
-        rows=rows,
-        outputs=rows if kind.outputs == "all" else asked,
-        sequences=config.n_seq_max,
-        streams=context.n_stream,
-        cells=cells,
-        mode=Mode(
+    def __init__(
+        self,
+        shape: ModelShape,
+        config: RunConfig,
+        context: EffectiveContext,
+        kind: Family,
+        number: Numbers,
+        *,
+        copied: bool = False,
+    ) -> None:
+        tokens = min(context.n_ctx, context.n_ubatch)
+        flash = config.flash_attn != "off" and shape.flash_attn
+        self.rows = -(-tokens // config.n_seq_max) * config.n_seq_max
+        asked = min(tokens, config.n_outputs_max or context.n_batch)
+        self.outputs = self.rows if kind.outputs == "all" else asked
+        self.sequences = config.n_seq_max
+        self.streams = context.n_stream
+        self.cells = _cells(shape, config, context) if kind.cached else {}
+        self.mask = _F16 if flash else _F32
+        self.top_k = number("attention.indexer.top_k", 1 << 31)
+        self.transposed = v_is_transposed(config)
+        self.type_k, self.type_v = config.cache_type_k, config.cache_type_v
+        self.by_blocks = flash and (config.n_seq_max == 1 or not config.kv_unified)
+        self.copied = copied
+        heads = next(((x.k_head, x.v_head) for x in shape.layers if x.k_head), (0, 0))
+        rotates = bool(self.cells) and not shape.mla
+        self.mode = Mode(
             flash,
-            rotate_k=rotates and _rotated(config.cache_type_k, k_head),
-            rotate_v=rotates and _rotated(config.cache_type_v, v_head),
-            cast=not cells or f32,
-            turn=(not flash or kind.bias) and not (cells and transposed),
-            cached=bool(cells),
-        ),
-        mask=_F16 if flash else _F32,
-        top_k=number("attention.indexer.top_k", 1 << 31),
-        transposed=transposed,
-        type_k=config.cache_type_k,
-        type_v=config.cache_type_v,
-        by_blocks=flash and (config.n_seq_max == 1 or not config.kv_unified),
-    )
+            rotate_k=rotates and _rotated(self.type_k, heads[0]),
+            rotate_v=rotates and _rotated(self.type_v, heads[1]),
+            cast=copied or not self.cells or "f32" in (self.type_k, self.type_v),
+            turn=(not flash or kind.bias) and not (self.cells and self.transposed),
+            cached=bool(self.cells),
+        )
 
 
 def _cells(shape: ModelShape, config: RunConfig, context: EffectiveContext) -> dict[str, int]:
@@ -161,15 +144,17 @@ def _pools(run: Setting) -> int:
     return _POOL * min(pools, run.top_k // _POOL) + _POOL - 1
 
 
-@dataclass
 class Sizes:
     """The bytes of the widths of one block, for ``rows`` tokens of ``run``."""
 
-    layer: LayerSpec
-    elements: Mapping[str, int]
-    run: Setting
-    rows: int
-    mla: bool = False
+    def __init__(
+        self, layer: LayerSpec, elements: Mapping[str, int], run: Setting, rows: int, mla: bool
+    ) -> None:
+        self.layer = layer
+        self.elements = elements
+        self.run = run
+        self.rows = rows
+        self.mla = mla
 
     def __getitem__(self, width: str) -> int:
         """Return the bytes of ``width``."""

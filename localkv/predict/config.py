@@ -5,11 +5,9 @@ The three programs that people run start from different defaults; ``DEFAULTS`` h
 runner's command line).
 """
 
-from __future__ import annotations
-
+# Annotations are not postponed here: NamedTuple would compile each of them at every start.
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from localkv.errors import UsageError
 
@@ -19,8 +17,7 @@ MAX_SEQ = 256  # LLAMA_MAX_SEQ, src/llama-cparams.h
 CTX_PAD = 256  # GGML_PAD(n_ctx, 256), src/llama-context.cpp
 
 
-@dataclass(frozen=True)
-class RunConfig:
+class RunConfig(NamedTuple):
     """The settings of one context.
 
     ``n_ctx`` is the total over all slots, as ``-c`` of llama.cpp (0: the training context);
@@ -32,6 +29,7 @@ class RunConfig:
     ``backend_sampling`` make room for embeddings and for samplers in the back end.
     ``cpu_features`` (avx2, avx512, neon, dotprod, i8mm, ...) decide which weights a CPU repacks;
     none are assumed. ``mmap`` False: weights are read into memory instead of mapped.
+    ``n_cpu_moe``: the experts of so many blocks, from the first on, stay on the host (-1: all).
     """
 
     n_ctx: int = 0
@@ -58,31 +56,31 @@ class RunConfig:
     backend_sampling: bool = False
     mmap: bool = True
     cpu_features: tuple[str, ...] = ()
+    n_cpu_moe: int = 0
 
-    def with_(self, **changes: Any) -> RunConfig:
+    def with_(self, **changes: Any) -> "RunConfig":
         """Return a copy with the named fields changed."""
-        return replace(self, **changes)
+        return self._replace(**changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON values, field by field."""
         return {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in vars(self).items()
+            for name, value in self._asdict().items()
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
+    def from_dict(cls, data: Mapping[str, Any]) -> "RunConfig":
         """Return the settings written by :meth:`to_dict`; names it does not know are ignored."""
         return cls(**plain_fields(cls, data))
 
 
 def plain_fields(cls: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``data`` says of the fields of the dataclass ``cls``; JSON's lists as tuples."""
-    known = {f.name for f in fields(cls)}
+    """Return what ``data`` says of the fields of the record ``cls``; JSON's lists as tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in data.items()
-        if name in known
+        if name in cls.__annotations__
     }
 
 
@@ -125,8 +123,7 @@ def _require(condition: bool, message: str, hint: str) -> None:
         raise UsageError(message, hint)
 
 
-@dataclass(frozen=True)
-class EffectiveContext:
+class EffectiveContext(NamedTuple):
     """What the engine makes of the requested context: sizes in tokens (cells)."""
 
     n_ctx: int

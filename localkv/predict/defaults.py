@@ -78,13 +78,33 @@ def _llama_cpp_python(shape: ModelShape, asked: dict[str, Any]) -> RunConfig:
     return RunConfig(**{**chosen, **asked})
 
 
+def ollama_batch(total: int) -> int:
+    """Return the tokens that Ollama batches when ``total`` tokens are shared by all requests."""
+    return next((size for limit, size in _OLLAMA_BATCH if total <= limit), 2048)
+
+
 def _ollama(shape: ModelShape, asked: dict[str, Any]) -> RunConfig:
     slots = 1 if shape.architecture in OLLAMA_SINGLE else asked.get("n_seq_max", 1)
     per_request = min(asked.get("n_ctx") or OLLAMA_NUM_CTX, shape.n_ctx_train or OLLAMA_NUM_CTX)
     total = per_request * slots
-    batch = next((size for limit, size in _OLLAMA_BATCH if total <= limit), 2048)
+    batch = ollama_batch(total)
     chosen = {"n_batch": batch, "n_ubatch": batch, "n_outputs_max": slots}
     return RunConfig(**{**chosen, **asked, "n_ctx": total, "n_seq_max": slots})
+
+
+def ollama_before_030(shape: ModelShape, config: RunConfig, num_batch: int = 512) -> RunConfig:
+    """Return ``config`` for ``shape`` as Ollama before 0.30 runs it, with llama.cpp inside.
+
+    A batch does not grow with the context and is for each slot, every token of one may ask for
+    logits, and sliding layers are kept at full size: the C API's defaults. Source:
+    NewContextParams in llama/llama.go and llm/server.go of Ollama 0.17.
+    """
+    return config.with_(
+        n_batch=num_batch * config.n_seq_max,
+        n_ubatch=num_batch,
+        n_outputs_max=0,
+        swa_full=any(layer.window for layer in shape.layers),
+    )
 
 
 PROGRAMS: dict[str, Callable[[ModelShape, dict[str, Any]], RunConfig]] = {

@@ -7,9 +7,7 @@ llama_memory_recurrent (cache and state follow their block unless KV offload is 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import pack, unpack
 
 from localkv.errors import UsageError
@@ -23,13 +21,13 @@ from localkv.predict.repack import repacked_bytes
 HOST = "host"
 
 
-@dataclass(frozen=True)
 class Placement:
     """The device of each block and of the output layer; ``names`` are all devices, host first."""
 
-    names: tuple[str, ...]
-    blocks: tuple[str, ...]
-    output: str
+    def __init__(self, names: tuple[str, ...], blocks: tuple[str, ...], output: str) -> None:
+        self.names = names
+        self.blocks = blocks
+        self.output = output
 
 
 def place(shape: ModelShape, config: RunConfig) -> Placement:
@@ -48,6 +46,8 @@ def place(shape: ModelShape, config: RunConfig) -> Placement:
     offloaded = min(wanted, count + 1) if config.n_devices else 0
     if not offloaded:
         return Placement((HOST,), (HOST,) * count, HOST)
+    from bisect import bisect_right
+
     first = count + 1 - offloaded
     ends = _split_points(config, used)
     layers = [HOST] * first
@@ -116,12 +116,23 @@ def weights_by_device(shape: ModelShape, config: RunConfig, placement: Placement
     for layer, device in zip(shape.layers, placement.blocks, strict=True):
         if layer.loaded:
             held[device] += layer.weight_bytes
+            if config.n_cpu_moe and experts_on_host(layer.index, config):
+                held[device] -= layer.expert_bytes
+                held[HOST] += layer.expert_bytes
     for device in set(placement.blocks):
         held[device] += shape.every_device_bytes
     if placement.output != HOST:
         held[placement.output] += shape.tied_bytes
     held[HOST] += _repacked(shape, config, placement)
     return held
+
+
+def experts_on_host(block: int, config: RunConfig) -> bool:
+    """Return whether the experts of ``block`` stay on the host wherever the block goes.
+
+    Source: ``--cpu-moe`` and ``--n-cpu-moe`` in common/arg.cpp, which count blocks from the first.
+    """
+    return config.n_cpu_moe < 0 or block < config.n_cpu_moe
 
 
 def _repacked(shape: ModelShape, config: RunConfig, placement: Placement) -> int:
@@ -136,7 +147,16 @@ def _repacked(shape: ModelShape, config: RunConfig, placement: Placement) -> int
     if placement.output == HOST:
         places.add(OUTPUT)
     if config.mmap:
-        return repacked_bytes(shape.matrices, places, config.cpu_features)
+        size = repacked_bytes(shape.matrices, places, config.cpu_features)
+        if config.n_cpu_moe:
+            alone = {
+                layer.index
+                for layer in shape.layers
+                if layer.loaded and experts_on_host(layer.index, config)
+            } - places
+            experts = [group for group in shape.matrices if group.experts]
+            size += repacked_bytes(experts, alone, config.cpu_features)
+        return size
     # Without a map matrices are moved rather than copied, but for embeddings that stay to be read.
     tied = repacked_bytes(shape.matrices, {OUTPUT} & places, config.cpu_features)
     return min(tied, shape.tied_bytes)
@@ -156,9 +176,11 @@ def device_estimates(
     kv = dict.fromkeys(placement.names, 0)
     recurrent = dict.fromkeys(placement.names, 0)
     for cache in caches:
-        for block in cache.blocks:
-            device = HOST if config.no_kv_offload else placement.blocks[block.block]
-            kv[device] += block.k_bytes + block.v_bytes
+        if config.no_kv_offload or len(placement.names) == 1:
+            kv[HOST] += cache.k_bytes + cache.v_bytes
+            continue
+        for block, size in cache.by_block():
+            kv[placement.blocks[block]] += size
     for entry in state:
         device = HOST if config.no_kv_offload else placement.blocks[entry.block]
         recurrent[device] += entry.bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from localkv.predict.estimate import (
@@ -26,8 +25,7 @@ def with_engine_plan(estimate: Estimate, engine: Mapping[str, Any]) -> Estimate:
     if not estimate.known:
         estimate = _with_caches(estimate, engine)
     compute = int(engine["compute_bytes"])
-    return replace(
-        estimate,
+    return estimate._replace(
         compute=ComputeEstimate(compute, "engine", compute, compute),
         devices=_with_compute(estimate.devices, engine["compute_buffers"]),
         terms=_replaced(estimate.terms, Term("compute", compute, "engine", _TOLD)),
@@ -48,8 +46,7 @@ def _with_caches(estimate: Estimate, engine: Mapping[str, Any]) -> Estimate:
     )
     state = {key: sum(int(e[f"{key}_bytes"]) for e in engine["recurrent"]) for key in "rsp"}
     output = int(engine["output_bytes"])
-    changed = replace(
-        estimate,
+    changed = estimate._replace(
         caches=caches,
         r_bytes=state["r"],
         s_bytes=state["s"],
@@ -68,10 +65,10 @@ def _with_caches(estimate: Estimate, engine: Mapping[str, Any]) -> Estimate:
         terms = _replaced(terms, Term(name, size, "engine", told))
     # A dry run does not say on which device a cache lies, so all of it stands with the host.
     host, *others = changed.devices
-    host = replace(
-        host, kv=changed.kv_bytes, recurrent=changed.recurrent_bytes, output=changed.output_bytes
+    host = host._replace(
+        kv=changed.kv_bytes, recurrent=changed.recurrent_bytes, output=changed.output_bytes
     )
-    return replace(changed, terms=terms, devices=(host, *others))
+    return changed._replace(terms=terms, devices=(host, *others))
 
 
 def _replaced(terms: tuple[Term, ...], term: Term) -> tuple[Term, ...]:
@@ -90,7 +87,7 @@ def _with_compute(
         compute[name] = compute.get(name, 0) + int(buffer["bytes"])
     known = {device.name: device for device in devices}
     return tuple(
-        replace(known.get(name, DeviceEstimate(name)), compute=size)
+        known.get(name, DeviceEstimate(name))._replace(compute=size)
         for name, size in compute.items()
     )
 

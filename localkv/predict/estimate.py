@@ -1,9 +1,7 @@
 """Estimate: what a configuration of a model needs, each figure with where it came from."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
-from typing import Any
+# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from typing import Any, NamedTuple
 
 SCHEMA = 1
 
@@ -12,8 +10,7 @@ SCHEMA = 1
 SOURCES = ("file", "formula", "engine", "measured")
 
 
-@dataclass(frozen=True)
-class CacheEstimate:
+class CacheEstimate(NamedTuple):
     """One cache as the engine prints it: ``cells`` per stream, over ``layers`` layers.
 
     ``kind`` is full, sliding, indexer, compressed or state; sizes are bytes.
@@ -32,8 +29,7 @@ class CacheEstimate:
         return self.k_bytes + self.v_bytes
 
 
-@dataclass(frozen=True)
-class ComputeEstimate:
+class ComputeEstimate(NamedTuple):
     """The compute buffers: ``bytes`` with the band ``low`` to ``high``; equal when exact.
 
     ``devices`` says how they are spread, by device name; empty: all where the output layer is.
@@ -46,8 +42,7 @@ class ComputeEstimate:
     devices: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class DeviceEstimate:
+class DeviceEstimate(NamedTuple):
     """What one device holds, in bytes; ``name`` is host, gpu0, gpu1, ..."""
 
     name: str
@@ -63,8 +58,7 @@ class DeviceEstimate:
         return self.weights + self.kv + self.recurrent + self.compute + self.output
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """One addend of the total: its bytes, its source and its formula in words."""
 
     name: str
@@ -73,8 +67,7 @@ class Term:
     formula: str
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """The memory that a model needs under one configuration; bytes throughout.
 
     ``r_bytes``, ``s_bytes`` and ``p_bytes`` are the recurrent state: convolution, state space, and
@@ -93,7 +86,7 @@ class Estimate:
     compute: ComputeEstimate
     devices: tuple[DeviceEstimate, ...]
     terms: tuple[Term, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     p_bytes: int = 0
     known: bool = True
     kv_bounds: tuple[int, int] | None = None

@@ -6,8 +6,7 @@ llama-kv-cache*.cpp) and llama_memory_recurrent (src/llama-memory-recurrent.cpp)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from localkv.model import CacheSpec, ModelShape
 from localkv.model.shape import row_bytes
@@ -17,23 +16,28 @@ from localkv.predict.estimate import CacheEstimate
 _F32 = 4
 
 
-@dataclass(frozen=True)
-class BlockBytes:
-    """What one block keeps in one cache, in bytes."""
-
-    block: int
-    k_bytes: int
-    v_bytes: int
-
-
-@dataclass(frozen=True)
 class SizedCache:
-    """One cache with its cells known; ``blocks`` in the order of the model."""
+    """One cache with its cells known; ``sizes`` are the bytes of K and of V in a block by width."""
 
-    spec: CacheSpec
-    cells: int
-    streams: int
-    blocks: tuple[BlockBytes, ...]
+    def __init__(
+        self,
+        spec: CacheSpec,
+        cells: int,
+        streams: int,
+        sizes: Mapping[tuple[int, int], tuple[int, int]],
+    ) -> None:
+        self.spec = spec
+        self.cells = cells
+        self.streams = streams
+        self._sizes = sizes
+        each = [sizes[k_width, v_width] for _, k_width, v_width in spec.layers]
+        self.k_bytes = sum([k for k, _ in each])
+        self.v_bytes = sum([v for _, v in each])
+
+    def by_block(self) -> Iterator[tuple[int, int]]:
+        """Yield the number and the bytes of each block, in the order of the model."""
+        for block, k_width, v_width in self.spec.layers:
+            yield block, sum(self._sizes[k_width, v_width])
 
     def estimate(self) -> CacheEstimate:
         """Return the cache as the engine prints it."""
@@ -41,9 +45,9 @@ class SizedCache:
             kind=self.spec.kind,
             cells=self.cells,
             streams=self.streams,
-            layers=len(self.blocks),
-            k_bytes=sum(block.k_bytes for block in self.blocks),
-            v_bytes=sum(block.v_bytes for block in self.blocks),
+            layers=len(self.spec.layers),
+            k_bytes=self.k_bytes,
+            v_bytes=self.v_bytes,
         )
 
 
@@ -62,17 +66,14 @@ def _sized(
     rows = cells * streams * (1 + config.n_rs_seq if spec.cells == "fixed" else 1)
     type_k, type_v = ("f32", "f32") if spec.f32 else (config.cache_type_k, config.cache_type_v)
     padded = spec.v_padded if v_is_transposed(config) else 0
-    sizes: dict[tuple[int, int], tuple[int, int]] = {}
-    blocks = []
-    for layer in spec.layers:
-        key = (layer.k_width, layer.v_width)
-        if key not in sizes:
-            sizes[key] = (
-                row_bytes(type_k, layer.k_width) * rows,
-                row_bytes(type_v, max(layer.v_width, padded)) * rows,
-            )
-        blocks.append(BlockBytes(layer.block, *sizes[key]))
-    return SizedCache(spec, cells, streams, tuple(blocks))
+    sizes = {
+        (k_width, v_width): (
+            row_bytes(type_k, k_width) * rows,
+            row_bytes(type_v, max(v_width, padded)) * rows,
+        )
+        for k_width, v_width in {layer[1:] for layer in spec.layers}
+    }
+    return SizedCache(spec, cells, streams, sizes)
 
 
 def v_is_transposed(config: RunConfig) -> bool:
@@ -101,19 +102,15 @@ def cells_per_stream(
     return context.n_ctx_seq
 
 
-@dataclass(frozen=True)
 class StateBytes:
     """The recurrent state of one block, in bytes; ``p_bytes`` of a per-layer embedding."""
 
-    block: int
-    r_bytes: int
-    s_bytes: int
-    p_bytes: int
-
-    @property
-    def bytes(self) -> int:
-        """Return the whole state of the block, in bytes."""
-        return self.r_bytes + self.s_bytes + self.p_bytes
+    def __init__(self, block: int, r_bytes: int, s_bytes: int, p_bytes: int) -> None:
+        self.block = block
+        self.r_bytes = r_bytes
+        self.s_bytes = s_bytes
+        self.p_bytes = p_bytes
+        self.bytes = r_bytes + s_bytes + p_bytes
 
 
 def recurrent_state(shape: ModelShape, config: RunConfig) -> Iterator[StateBytes]:

@@ -32,6 +32,11 @@ def model_notes(shape: ModelShape, config: RunConfig) -> list[str]:
     notes = [*shape.notes, *(f"assumed: {fact}" for fact in shape.assumed)]
     if not shape.flash_attn and config.flash_attn != "off":
         notes.append(f"the engine turns flash attention off for {shape.architecture}")
+    if config.n_cpu_moe and any(layer.expert_bytes for layer in shape.layers):
+        notes.append(
+            "experts on the host: the compute buffers are still counted as if they were with their "
+            "blocks"
+        )
     if shape.rule == "exact" and not any(layer.kind != "none" for layer in shape.layers):
         notes.append(f"{shape.architecture} keeps no cache: every token is computed anew")
     if shape.n_layer_nextn and shape.rule == "exact":

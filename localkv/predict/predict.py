@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 from localkv.errors import UsageError
 from localkv.model import ModelShape, read_model
 from localkv.predict.checks import check, effective_config
 from localkv.predict.compute import estimate_compute
+from localkv.predict.compute_layout import Identity
 from localkv.predict.config import EffectiveContext, RunConfig, effective_context, validate
 from localkv.predict.devices import HOST, Placement, device_estimates, place
-from localkv.predict.estimate import ComputeEstimate, Estimate, Term
+from localkv.predict.estimate import (
+    CacheEstimate,
+    ComputeEstimate,
+    DeviceEstimate,
+    Estimate,
+    Term,
+)
 from localkv.predict.kv import (
-    SizedCache,
     StateBytes,
     output_bytes,
     recurrent_state,
@@ -23,7 +29,7 @@ from localkv.predict.kv import (
 )
 from localkv.predict.notes import bounds_note, context_notes, model_notes, tied_note
 
-_SETTINGS = frozenset(field.name for field in fields(RunConfig))
+_SETTINGS = frozenset(RunConfig._fields)
 
 
 def predict(
@@ -47,7 +53,7 @@ def predict(
         EngineError: the engine was asked for and is not there or failed.
     """
     shape = model if isinstance(model, ModelShape) else read_model(os.fspath(model))
-    asked = (config or RunConfig()).with_(**_checked(settings))
+    asked = (config or RunConfig()).with_(**checked_settings(settings))
     if engine:
         return _ask_engine(shape, asked)
     return estimate(shape, asked)
@@ -59,33 +65,59 @@ def estimate(shape: ModelShape, asked: RunConfig) -> Estimate:
     Raises:
         UsageError: a combination that the engine refuses.
     """
-    config = effective_config(shape, validate(asked))
-    check(shape, config)
-    context = effective_context(config, shape.n_ctx_train, causal=shape.causal)
-    placement = place(shape, config)
-    caches = sized_caches(shape.caches, shape.window, config, context)
-    state = tuple(recurrent_state(shape, config))
-    compute = estimate_compute(shape, config, placement)
-    output = output_bytes(shape, config)
-    bounds = _bounds(shape, config, context)
-    devices = device_estimates(shape, config, placement, caches, state, compute, output)
-    weights = sum(device.weights for device in devices)
+    found = _needs(Identity(shape), asked)
+    state, compute, output = found.state, found.compute, found.output
+    caches = tuple(cache.estimate() for cache in found.caches)
+    bounds = _bounds(shape, found.config, found.context)
+    weights = sum(device.weights for device in found.devices)
     return Estimate(
         model=_describe(shape),
-        config=_settings(asked, shape, context),
-        caches=tuple(cache.estimate() for cache in caches),
+        config=_settings(asked, shape, found.context),
+        caches=caches,
         r_bytes=sum(block.r_bytes for block in state),
         s_bytes=sum(block.s_bytes for block in state),
         p_bytes=sum(block.p_bytes for block in state),
         weights_bytes=weights,
         output_bytes=output,
         compute=compute,
-        devices=devices,
+        devices=found.devices,
         terms=(*weight_terms(shape, weights), *_terms(caches, state, output, compute)),
-        notes=_notes(shape, asked, context, placement, bounds),
+        notes=_notes(shape, asked, found.context, found.placement, bounds),
         known=shape.rule == "exact",
         kv_bounds=bounds,
     )
+
+
+def device_needs(shape: ModelShape, asked: RunConfig) -> tuple[DeviceEstimate, ...]:
+    """Return what each device holds: the figures of :func:`estimate`, for searches, without words.
+
+    Raises:
+        UsageError: a combination that the engine refuses.
+    """
+    return _needs(Identity(shape), asked).devices
+
+
+@lru_cache(maxsize=32)
+def _needs(key: Identity, asked: RunConfig) -> _Needs:
+    """Return what ``asked`` comes to: a search and the answer it leads to ask for the same."""
+    return _Needs(key.shape, asked)
+
+
+class _Needs:
+    """What the settings of a run come to, in bytes."""
+
+    def __init__(self, shape: ModelShape, asked: RunConfig) -> None:
+        self.config = config = effective_config(shape, validate(asked))
+        check(shape, config)
+        self.context = effective_context(config, shape.n_ctx_train, causal=shape.causal)
+        self.placement = place(shape, config)
+        self.caches = sized_caches(shape.caches, shape.window, config, self.context)
+        self.state = tuple(recurrent_state(shape, config))
+        self.compute = estimate_compute(shape, config, self.placement)
+        self.output = output_bytes(shape, config)
+        self.devices = device_estimates(
+            shape, config, self.placement, self.caches, self.state, self.compute, self.output
+        )
 
 
 def _notes(
@@ -103,7 +135,12 @@ def _notes(
     return tuple(notes)
 
 
-def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
+def checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``settings`` with lists as tuples.
+
+    Raises:
+        UsageError: one of them is not a field of :class:`RunConfig`.
+    """
     unknown = sorted(settings.keys() - _SETTINGS)
     if unknown:
         raise UsageError(
@@ -130,9 +167,8 @@ def _bounds(
         return None
     low, high = (
         sum(
-            block.k_bytes + block.v_bytes
+            cache.k_bytes + cache.v_bytes
             for cache in sized_caches(specs, shape.window, config, context)
-            for block in cache.blocks
         )
         for specs in shape.bounds
     )
@@ -184,23 +220,21 @@ def weight_terms(shape: ModelShape, held: int) -> tuple[Term, ...]:
 
 
 def _terms(
-    caches: tuple[SizedCache, ...],
+    caches: tuple[CacheEstimate, ...],
     state: tuple[StateBytes, ...],
     output: int,
     compute: ComputeEstimate,
 ) -> tuple[Term, ...]:
-    terms = []
-    for cache in caches:
-        size = cache.estimate()
-        terms.append(
-            Term(
-                f"kv {size.kind}",
-                size.bytes,
-                "formula",
-                f"{size.layers} layers x {size.cells} cells x {size.streams} streams x a row of "
-                "K and of V",
-            )
+    terms = [
+        Term(
+            f"kv {cache.kind}",
+            cache.bytes,
+            "formula",
+            f"{cache.layers} layers x {cache.cells} cells x {cache.streams} streams x a row of "
+            "K and of V",
         )
+        for cache in caches
+    ]
     if state:
         terms.append(
             Term(
