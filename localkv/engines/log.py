@@ -21,22 +21,24 @@ from localkv.units import MIB
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # No line of the engine comes near this length; it bounds the work on a line of anything else.
 _LONGEST = 4096
-# A negative count, or one that wrapped around 64 bits, is no size: such a line says nothing.
-_NUM = r"(\d{1,9}(?:[.,]\d{1,4})?)"
-_INT = r"(\d{1,10})"
-_BUFFER = re.compile(rf"\s(model|KV|RS|output|compute|DSV4 \w+ state) buffer size =\s*{_NUM} MiB")
+#: A printed size and a count. A negative one, or one that wrapped around 64 bits, is none: such a
+#: line says nothing.
+NUMBER = r"(\d{1,9}(?:[.,]\d{1,4})?)"
+INTEGER = r"(\d{1,10})"
+_BUFFER = re.compile(rf"\s(model|KV|RS|output|compute|DSV4 \w+ state) buffer size =\s*{NUMBER} MiB")
 _CACHE = re.compile(
-    rf"size =\s*{_NUM} MiB \(\s*{_INT} cells,\s*{_INT} layers,\s*{_INT}/\s*{_INT} seqs\), "
-    rf"K \((\w+)\):\s*{_NUM} MiB, V \((\w+)\):\s*{_NUM} MiB"
+    rf"size =\s*{NUMBER} MiB \(\s*{INTEGER} cells,\s*{INTEGER} layers,"
+    rf"\s*{INTEGER}/\s*{INTEGER} seqs\), "
+    rf"K \((\w+)\):\s*{NUMBER} MiB, V \((\w+)\):\s*{NUMBER} MiB"
 )
 _RECURRENT = re.compile(
-    rf"size =\s*{_NUM} MiB \(\s*{_INT} cells,[^)]*\), R \(\w+\):\s*{_NUM} MiB, "
-    rf"S \(\w+\):\s*{_NUM} MiB(?:, P \(\w+\):\s*{_NUM} MiB)?"
+    rf"size =\s*{NUMBER} MiB \(\s*{INTEGER} cells,[^)]*\), R \(\w+\):\s*{NUMBER} MiB, "
+    rf"S \(\w+\):\s*{NUMBER} MiB(?:, P \(\w+\):\s*{NUMBER} MiB)?"
 )
 _CONTEXT = re.compile(
-    rf":\s+(n_ctx|n_ctx_seq|n_seq_max|n_batch|n_ubatch|n_outputs_max)\s+=\s*{_INT}\b"
+    rf":\s+(n_ctx|n_ctx_seq|n_seq_max|n_batch|n_ubatch|n_outputs_max)\s+=\s*{INTEGER}\b"
 )
-_OFFLOADED = re.compile(rf"offloaded {_INT}/{_INT} layers to GPU")
+_OFFLOADED = re.compile(rf"offloaded {INTEGER}/{INTEGER} layers to GPU")
 _FLASH = re.compile(r"Flash Attention (?:enabled|not supported)|: flash_attn\s+= (?:en|dis)abled")
 
 #: What the engine says when an allocation fails, and which part could not be had.
@@ -109,8 +111,13 @@ class EngineLog:
 
     @property
     def kv_bytes(self) -> int:
-        """Return K and V of every cache, and the states of compressed caches, in bytes."""
+        """Return K and V of every cache, and the states of compressed caches, in bytes.
+
+        An engine that does not tell its caches one by one still tells their buffers.
+        """
         states = sum(b.bytes for b in self.buffers if b.kind.startswith("DSV4"))
+        if not self.caches:
+            return self.sum("KV") + states
         return sum(cache.bytes for cache in self.caches) + states
 
     @property
@@ -154,7 +161,7 @@ def parse_log(lines: Iterable[str]) -> EngineLog:
     flash: bool | None = None
     offloaded: tuple[int, int] | None = None
     for raw in lines:
-        line = _ANSI.sub("", raw[:_LONGEST])
+        line = plain_line(raw)
         if match := _BUFFER.search(line):
             buffers.append(Buffer(_device(line[: match.start()]), match[1], mebibytes(match[2])))
         elif match := _CACHE.search(line):
@@ -170,6 +177,11 @@ def parse_log(lines: Iterable[str]) -> EngineLog:
     return EngineLog(
         tuple(buffers), tuple(caches), tuple(states), tuple(context.items()), flash, offloaded
     )
+
+
+def plain_line(raw: str) -> str:
+    """Return a line of a log without colours, cut to a length that any line of the engine has."""
+    return _ANSI.sub("", raw[:_LONGEST])
 
 
 def mebibytes(text: str) -> int:
