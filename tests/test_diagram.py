@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from analysis_helpers import prediction
+from cli_helpers import Run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,3 +153,24 @@ def test_the_text_keeps_within_its_width(width: int, slots: int) -> None:
     )
     assert max(map(len, lines)) <= max(width, 60)
     assert not any("\x1b" in line for line in lines)
+
+
+def test_inspect_draws_the_cache_that_was_asked_for(run: Run) -> None:
+    code, out, _ = run(
+        "inspect", "demo-swa", "--diagram", "--requests", "900,200", "--ctx-per-slot", "4096"
+    )
+    assert code == 0
+    assert "2 slots of 4,096 tokens" in out
+    assert "200 of 4,096" in out
+    assert "512, begins again" in out
+    assert "is an example" not in out
+    code, out, _ = run("inspect", "demo-swa", "--diagram")
+    assert code == 0
+    assert "is an example" in out
+
+
+@pytest.mark.parametrize("options", [("--requests", "3"), ("--diagram", "--json")])
+def test_a_diagram_is_text_and_requests_are_for_it(run: Run, options: tuple[str, ...]) -> None:
+    code, out, err = run("inspect", "demo", *options)
+    assert (code, out) == (2, "")
+    assert "diagram" in err

@@ -7,7 +7,7 @@ for a reserved one, a stroke for one that is there by rounding.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localkv.report.escape import escape_terminal
@@ -24,12 +24,12 @@ _STORY = (
     "pages are taken from memory at the start, whether they will be written or not."
 )
 
-#: Gives the signs of a slot's pages a colour; the plain one gives none.
-Paint = Callable[[str, int | None], str]
-
-
-def _plain(signs: str, slot: int | None) -> str:
-    return signs
+#: The colour of each slot's digit inside a notebook, for a terminal that has some.
+STYLES = {
+    rf"{slot + 1}(?=[0-9./]*\])": colour
+    for slot, colour in enumerate(("blue", "red", "green", "magenta", "cyan", "yellow") * 2)
+    if slot < 9
+}
 
 
 def diagram_lines(
@@ -39,12 +39,11 @@ def diagram_lines(
     *,
     name: str = "the model",
     width: int = 80,
-    paint: Paint = _plain,
 ) -> list[str]:
     """Return the lines of the picture of ``estimate`` (``Estimate.to_dict()``).
 
     ``layers`` and ``requests`` as for :func:`~localkv.report.notebooks.picture`; no line is longer
-    than ``width`` (60 at least), not counting what ``paint`` adds for colour.
+    than ``width``, 60 at least.
     """
     width = max(width, 60)
     shown = picture(estimate, layers, requests, max_slots=_MAX_SLOTS, max_pages=_MAX_PAGES)
@@ -52,9 +51,9 @@ def diagram_lines(
     if len(set(shown.kinds)) > 1:
         lines += ["", *_spine(shown.kinds, width)]
     for row in shown.rows:
-        lines += ["", *_row(row, shown, width, paint)]
+        lines += ["", *_row(row, shown, width)]
     if shown.paged:
-        lines += ["", *_pool(shown.paged, width, paint)]
+        lines += ["", *_pool(shown.paged, width)]
     return [*lines, "", *_legend(shown, width)]
 
 
@@ -77,7 +76,7 @@ def _spine(kinds: Sequence[str], width: int) -> list[str]:
     return [*textwrap.wrap(f"{len(kinds)} layers in order: {letters}", width), f"  ({words})"]
 
 
-def _row(row: Row, shown: Picture, width: int, paint: Paint) -> list[str]:
+def _row(row: Row, shown: Picture, width: int) -> list[str]:
     title, does = KINDS.get(row.kind, (escape_terminal(row.kind, 20), ""))
     if row.window:
         does = f"keeps the last {row.window:,}"
@@ -88,21 +87,21 @@ def _row(row: Row, shown: Picture, width: int, paint: Paint) -> list[str]:
         label = "all slots" if strip.slot is None and shown.slots > 1 else ""
         if strip.slot is not None and shown.slots > 1:
             label = f"slot {strip.slot + 1}"
-        lines.append(f"  {label:<9} {_pages(strip, paint)} {_told(strip, row)}")
+        lines.append(f"  {label:<9} {_pages(strip)} {_told(strip, row)}")
     hidden = row.streams - len(row.strips)
     return [*lines, f"  and {hidden} more like these"] if hidden > 0 else lines
 
 
-def _pages(strip: Strip, paint: Paint) -> str:
+def _pages(strip: Strip) -> str:
     count = len(strip.owners)
     signs = []
     for index, owner in enumerate(strip.owners):
         if index >= count - strip.padding:
             signs.append(_PADDING)
         elif owner is None:
-            signs.append(paint(_RESERVED, strip.slot))
+            signs.append(_RESERVED)
         else:
-            signs.append(paint(_sign(owner), owner))
+            signs.append(_sign(owner))
     return "[" + "".join(signs) + "]" + " " * (_MAX_PAGES - count)
 
 
@@ -118,12 +117,12 @@ def _told(strip: Strip, row: Row) -> str:
     return f"{strip.tokens:,} of {row.cells:,}"
 
 
-def _pool(paged: Paged, width: int, paint: Paint) -> list[str]:
+def _pool(paged: Paged, width: int) -> list[str]:
     head = f"The same paged, as in vLLM (blocks of {BLOCK})"
     lines = [head.ljust(width - 12) + f"{format_bytes(paged.paged):>12}"]
     shown = paged.owners[: _MAX_PAGES * _MAX_SLOTS]
     for start in range(0, len(shown), _MAX_PAGES):
-        signs = "".join(paint(_sign(s), s) for s in shown[start : start + _MAX_PAGES])
+        signs = "".join(_sign(s) for s in shown[start : start + _MAX_PAGES])
         lines.append(f"  {'':<9} [{signs}]")
     if len(shown) < len(paged.owners):
         lines.append("  and so on")
@@ -144,4 +143,6 @@ def _legend(shown: Picture, width: int) -> list[str]:
     if shown.example:
         told = "How far they are filled is an example; --requests 900,200 sets it."
         lines += textwrap.wrap(told, width)
+    if shown.cut:
+        lines += textwrap.wrap("Requests longer than a slot are cut to it.", width)
     return [*lines, *textwrap.wrap(_STORY, width)]

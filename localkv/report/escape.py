@@ -7,34 +7,72 @@ the direction of writing; none of it may act on the page, the terminal or the fi
 from __future__ import annotations
 
 import re
-import unicodedata
+from collections.abc import Iterator
 
 #: Longer strings are cut: a name is no place for a novel.
 MAX_LENGTH = 200
+#: Accents and vowel signs that one letter may carry; more of them climb into the lines around.
+MAX_MARKS = 3
 # Windows does not take these as file names, with any extension.
-_RESERVED = re.compile(r"^(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
+_RESERVED = r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)"
 # Signs that begin or end a construct of Markdown inside a line or a table cell.
-_MARKDOWN = re.compile(r"([\\`*_\[\]|~$^])")
-# What would make a heading, a list, a rule or a numbered list at the start of a line.
-_LINE_START = re.compile(r"^(\d*)([#+=-]|[.)](?=\s|$))")
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_MARKDOWN = r"([\\`*_\[\]|~$^])"
+# What would make a heading, a list, a rule, a table or a numbered list at the start of a line.
+_LINE_START = r"(\d*)([#+=:-]|[.)](?=\s|$))"
+_REPLACEMENT = "\ufffd"
+# Letters and symbols that leave no mark on the page: Hangul fillers and the empty Braille pattern.
+_BLANK = "\u115f\u1160\u3164\uffa0\u2800"
+# Marks that show nothing by themselves: joiners and selectors of a glyph's variant.
+_SELECTORS = (
+    ("\u034f", "\u034f"),
+    ("\u17b4", "\u17b5"),
+    ("\u180b", "\u180f"),
+    ("\ufe00", "\ufe0f"),
+    ("\U000e0100", "\U000e01ef"),
+)
+# Categories of characters that may not even stand in text to be pasted.
+_NOT_PASTED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 def plain(text: object, limit: int = MAX_LENGTH) -> str:
-    """Return ``text`` on one line without control, format or unassigned characters.
+    """Return ``text`` on one line with nothing in it that cannot be seen.
 
-    Those include ANSI escapes, bidirectional marks and zero-width characters. Runs of white space
-    become one space; what is longer than ``limit`` characters ends in an ellipsis.
+    Control, format, private and unassigned characters are replaced: ANSI escapes, bidirectional
+    marks, zero-width characters, halves of surrogate pairs. A letter keeps its first few accents.
+    Runs of white space become one space; what is longer than ``limit`` characters ends in an
+    ellipsis.
     """
-    cleaned = "".join(
-        " " if c.isspace() else c if _visible(c) else _REPLACEMENT for c in str(text)[: 4 * limit]
-    )
+    cleaned = str(text)[: 4 * limit]
+    if not (cleaned.isascii() and cleaned.isprintable()):
+        cleaned = "".join(_visible(cleaned))
     cleaned = " ".join(cleaned.split())
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 
-def _visible(character: str) -> bool:
-    return unicodedata.category(character)[0] != "C"
+def _visible(text: str) -> Iterator[str]:
+    """Yield the characters of ``text`` that may be shown, and what stands for the others."""
+    from unicodedata import category
+
+    marks = MAX_MARKS  # nothing that the first could be an accent of
+    for character in text:
+        kind = category(character)
+        if kind in ("Mn", "Me"):
+            marks += not _is_selector(character)
+            if marks <= MAX_MARKS and not _is_selector(character):
+                yield character
+            continue
+        marks = 0
+        if character.isspace():
+            marks = MAX_MARKS
+            yield " "
+        elif kind[0] == "C" or character in _BLANK:
+            yield _REPLACEMENT
+        else:
+            yield character
+
+
+def _is_selector(mark: str) -> bool:
+    return any(first <= mark <= last for first, last in _SELECTORS)
 
 
 def escape_terminal(text: object, limit: int = MAX_LENGTH) -> str:
@@ -45,12 +83,12 @@ def escape_terminal(text: object, limit: int = MAX_LENGTH) -> str:
 def escape_markdown(text: object, limit: int = MAX_LENGTH) -> str:
     """Return ``text`` as Markdown that shows exactly these characters, in a line or a table cell.
 
-    HTML is written as entities, Markdown's signs with backslashes; no link, image, mention or
+    HTML is written as entities, Markdown's signs with backslashes; no link, image, table or
     heading can come of it.
     """
     safe = plain(text, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    safe = _MARKDOWN.sub(r"\\\1", safe)
-    match = _LINE_START.match(safe)
+    safe = re.sub(_MARKDOWN, r"\\\1", safe)
+    match = re.match(_LINE_START, safe)
     if match and (not match[1] or match[2] in ".)"):
         safe = f"{match[1]}\\{safe[match.start(2) :]}"
     # Neither of these becomes a link by itself.
@@ -83,10 +121,13 @@ def code_block(lines: list[str], language: str = "") -> list[str]:
     """Return the lines of a fenced block; the fence is longer than any run of backticks within.
 
     Unlike the others this keeps characters as they are, since the text is there to be pasted;
-    control characters other than tabs are replaced.
+    control characters other than tabs are replaced, and so are those that end a line or turn it.
     """
+    from unicodedata import category
+
     safe = [
-        "".join(c if c == "\t" or _visible(c) else _REPLACEMENT for c in line) for line in lines
+        "".join(_REPLACEMENT if c != "\t" and category(c) in _NOT_PASTED else c for c in line)
+        for line in lines
     ]
     longest = max((len(run) for line in safe for run in re.findall(r"`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -99,9 +140,11 @@ def safe_filename(text: object, fallback: str = "model") -> str:
     ASCII letters, digits, dot, dash and underscore are kept, everything else becomes a dash; no
     leading dot, no name reserved by Windows, at most 80 characters.
     """
-    folded = unicodedata.normalize("NFKD", plain(text, 4 * MAX_LENGTH))
+    from unicodedata import normalize
+
+    folded = normalize("NFKD", plain(text, 4 * MAX_LENGTH))
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folded)
     name = re.sub(r"-{2,}|\.{2,}", "-", name).strip("-._ ")[:80].rstrip("-._ ")
     if not name:
         return fallback
-    return f"{fallback}-{name}" if _RESERVED.match(name) else name
+    return f"{fallback}-{name}" if re.match(_RESERVED, name) else name

@@ -80,7 +80,8 @@ class Paged:
 
 @dataclass(frozen=True)
 class Picture:
-    """Everything that a drawing shows. ``requests`` are tokens per slot, ``example`` if invented.
+    """Everything that a drawing shows. ``requests`` are tokens per slot, ``example`` if
+    invented, ``cut`` if some were longer than a slot.
 
     ``n_ctx`` and ``per_slot`` are tokens after rounding; ``per_page`` tokens on one page.
     """
@@ -93,6 +94,7 @@ class Picture:
     kinds: tuple[str, ...]
     requests: tuple[int, ...]
     example: bool
+    cut: bool
     rows: tuple[Row, ...]
     paged: Paged | None
 
@@ -137,6 +139,7 @@ def picture(
         kinds=tuple(str(dig(layer, "kind") or "unknown") for layer in layers),
         requests=lengths,
         example=requests is None,
+        cut=any(asked > kept for asked, kept in zip(requests or (), lengths, strict=False)),
         rows=rows,
         paged=_paged(caches, lengths, per_page),
     )
