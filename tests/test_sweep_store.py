@@ -123,14 +123,114 @@ def test_a_line_that_is_no_record_is_passed_over(store: RunStore, line: str) -> 
         file.write(line + "\n")
     store.append(record("b"))
     assert [entry.key for entry in store.read_records()] == ["a", "b"]
+    (left,) = store.read_results().left_out
+    assert left.line == 2
+    assert left.why
+    assert "1 line is no record" in (store.read_results().note or "")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"argv": null}', "\x00"])
+def test_lines_left_out_are_counted_and_the_first_are_named(store: RunStore) -> None:
+    store.append(record("a"))
+    assert store.read_results().note is None
+    with store.results.open("ab") as file:
+        file.write(b"junk\n" * 7 + b'{"torn')
+    note = store.read_results().note
+    assert note is not None
+    assert note.startswith("8 lines are no records")
+    assert "line 2: not JSON" in note
+    assert note.endswith("and 3 more)")
+    assert store.read_results().left_out[-1].why == "torn, as a kill leaves it"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"config": None}, {"config": []}, {"timings": 5}, {"engine": "x"}, {"prediction": None},
+     {"repeat": "0"}, {"outcome": None}, {"key": 7}, {"schema": 2}, {"schema": "new"},
+     {"peak": {"rss": {"value": "many"}}}, {"peak": {"rss": {"value": 1.5}}},
+     {"phases": [{"name": "model", "readings": {"rss": {"value": True}}}]}],
+)  # fmt: skip
+def test_a_record_with_a_field_of_another_kind_is_left_out(
+    store: RunStore, change: dict[str, Any]
+) -> None:
+    store.results.write_text(json.dumps({**record("a").to_dict(), **change}) + "\n")
+    results = store.read_results()
+    assert results.records == ()
+    assert len(results.left_out) == 1
+
+
+def test_a_record_of_an_older_localkv_has_what_it_has(store: RunStore) -> None:
+    written = {"key": "a", "repeat": 0, "outcome": "ok", "config": {}, "schema": 0, "gone": 1}
+    store.results.write_text(json.dumps(written) + "\n")
+    assert [entry.key for entry in store.read_results().records] == ["a"]
+
+
+# -- one sweep at a time ---------------------------------------------------------------------
+
+_HOLD = """
+import pathlib, sys
+from localkv.sweep.store import RunStore
+with RunStore(pathlib.Path(sys.argv[1])).alone():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_sweep_into_a_directory_is_kept_out_until_the_first_ends(tmp_path: Path) -> None:
+    directory = tmp_path / "reports" / "run"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(directory)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "held\n"
+        refused = pytest.raises(UsageError, match="another localkv is sweeping into")
+        with refused as caught, RunStore(directory).alone():
+            pass
+        assert str(directory) in caught.value.message
+        assert "-o" in caught.value.hint
+        with RunStore(tmp_path / "other").alone():
+            pass
+        holder.kill()  # no chance to tidy up, as after a crash
+    with RunStore(directory).alone():
+        assert list(directory.iterdir()) == []  # nothing of the lock is left in a run
+
+
+def test_a_directory_that_cannot_be_made_is_refused_when_it_is_locked(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = pytest.raises(UsageError, match="cannot write the results")
+    with refused, RunStore(tmp_path / "file" / "run").alone():
+        pass
+
+
+def test_an_error_while_the_lock_is_held_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), RunStore(tmp_path / "run").alone():
+        raise FileNotFoundError("something else")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"argv": null}', '{"model": []}', '{"points": "1"}', "\x00"]
+)
 def test_a_damaged_run_file_is_named(store: RunStore, content: str) -> None:
     (store.directory / "run.json").write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=r"run\.json is damaged") as caught:
         store.read_info()
     assert caught.value.hint
+
+
+def test_a_run_file_of_a_newer_localkv_is_refused(store: RunStore) -> None:
+    store.create(RunInfo(schema=2))
+    with pytest.raises(UsageError, match="newer localkv") as caught:
+        store.read_info()
+    assert "update localkv" in caught.value.hint
+
+
+def test_a_run_file_of_an_older_localkv_takes_defaults(store: RunStore) -> None:
+    (store.directory / "run.json").write_text('{"localkv": "0", "schema": 0, "gone": 1}')
+    assert store.read_info() == RunInfo(localkv="0", schema=0)
 
 
 def test_a_directory_without_a_run_is_named(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from localkv.errors import LocalkvError, UsageError
-from localkv.records import PointRecord, RunInfo
+from localkv.locks import folder_lock
+from localkv.records import SCHEMA, PointRecord, RunInfo
+from localkv.sweep.results import Results, read_results
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.jsonl"
@@ -59,10 +61,30 @@ class RunStore:
             finally:
                 probe.unlink(missing_ok=True)
         except OSError as error:
-            raise UsageError(
-                f"cannot write the results to {self.directory}: {error.strerror}",
-                "name another directory with -o",
-            ) from None
+            raise _cannot_write(self.directory, error) from None
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make the directory and keep every other sweep out of it while the block runs.
+
+        The lock ends with the process that holds it; where the file system has no locks, nobody
+        is kept out.
+
+        Raises:
+            UsageError: another sweep is running into it, or it cannot be made.
+        """
+        with ExitStack() as stack:
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                held = stack.enter_context(folder_lock(str(self.directory)))
+            except OSError as error:
+                raise _cannot_write(self.directory, error) from None
+            if held is False:
+                raise UsageError(
+                    f"another localkv is sweeping into {self.directory}",
+                    "wait for it to end, or name another directory with -o",
+                )
+            yield
 
     def create(self, info: RunInfo) -> None:
         """Write ``run.json``, whole or not at all."""
@@ -87,38 +109,42 @@ class RunStore:
             ) from None
 
     def read_info(self) -> RunInfo:
-        """Return ``run.json``.
+        """Return ``run.json``; fields that an older localkv did not write take their defaults.
 
         Raises:
-            UsageError: there is none, or it cannot be read.
+            UsageError: there is none, it cannot be read, or a newer localkv wrote it.
         """
         path = self.directory / RUN_FILE
         try:
             data = json.loads(path.read_bytes())
-            if not isinstance(data, dict) or not isinstance(data.get("plan"), dict):
-                raise ValueError("it holds no plan")
-            return RunInfo.from_dict(data)
+            if not isinstance(data, dict):
+                raise ValueError("it holds no run")
+            info = RunInfo.from_dict(data)
         except OSError as error:
             raise UsageError(
                 f"{self.directory} holds no run: {RUN_FILE}: {error.strerror}",
                 "name the directory that a sweep wrote",
             ) from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise UsageError(f"{path} is damaged ({error})", "run the sweep again") from None
+        if info.schema > SCHEMA:
+            raise UsageError(
+                f"{path} was written by a newer localkv (schema {info.schema}, this one reads "
+                f"up to {SCHEMA})",
+                "update localkv: python -m pip install --upgrade localkv",
+            )
+        return info
 
-    def read_records(self) -> list[PointRecord]:
+    def read_results(self) -> Results:
         """Return the records, the last one of each (point, repeat), in the order of writing.
 
-        Lines that are not whole records, as a kill leaves them, are passed over.
+        Lines that are not whole records, as a kill leaves them, are left out and told about.
         """
-        records: dict[tuple[str, int], PointRecord] = {}
-        for data in self._lines():
-            try:
-                record = PointRecord.from_dict(data)
-                records[record.key, record.repeat] = record
-            except (TypeError, KeyError, AttributeError):
-                continue
-        return list(records.values())
+        return read_results(self.results)
+
+    def read_records(self) -> list[PointRecord]:
+        """Return the records of :meth:`read_results`."""
+        return list(self.read_results().records)
 
     def mend(self) -> None:
         """Cut off a torn last line, so that the next record starts on a line of its own."""
@@ -128,18 +154,6 @@ class RunStore:
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
             self._write_whole(RESULTS_FILE, whole)
-
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        if not self.results.exists():
-            return
-        with self.results.open("rb") as file:
-            for line in file:
-                try:
-                    data = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(data, dict):
-                    yield data
 
     def _write_whole(self, name: str, content: bytes) -> None:
         path = self.directory / name
@@ -152,3 +166,10 @@ class RunStore:
             temporary.replace(path)
         except OSError as error:
             raise LocalkvError(f"cannot write {path}: {error.strerror}", "make room") from None
+
+
+def _cannot_write(directory: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot write the results to {directory}: {error.strerror}",
+        "name another directory with -o",
+    )
