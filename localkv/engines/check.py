@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from localkv.engines.dryrun import Plan, dry_run
+from localkv.engines.dryrun import Plan, dry_run_model
 from localkv.errors import UsageError
 from localkv.model.shape import ModelShape
 from localkv.predict.config import RunConfig
@@ -131,7 +130,7 @@ def compare_with_engine(
     Raises:
         EngineError: the engine is not installed, or cannot load this model at all.
     """
-    run = dry_run(Path(shape.path), configs, header_only=len(shape.paths) <= 1, jobs=jobs)
+    run = dry_run_model(shape, configs, jobs=jobs)
     gpus = gpu_count(run.info)
     return run.info, [
         _compare(shape, config, plan, gpus) for config, plan in zip(configs, run.plans, strict=True)

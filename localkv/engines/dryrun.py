@@ -6,17 +6,21 @@ One loaded model answers a whole grid of configurations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from localkv.engines.channel import Child, Exit
-from localkv.errors import EngineError
+from localkv.errors import EngineError, ModelError
+from localkv.gguf.find import is_url
+from localkv.model.shape import ModelShape
 from localkv.predict.config import RunConfig
 
 _WORKER = "localkv.engines.dryrun_worker"
 _TIMEOUT_S = 120.0
+#: A child answers this many: within the time limit, and often enough for a progress line.
+_AT_ONCE = 500
 #: Every context builds its graphs in megabytes of fresh memory. glibc would map and unmap them each
 #: time, and clearing those pages takes a fifth of a dry run; other C libraries ignore this.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
@@ -50,20 +54,22 @@ def dry_run(
     header_only: bool = True,
     timeout: float = _TIMEOUT_S,
     jobs: int = 1,
+    told: Callable[[int], None] = lambda _: None,
 ) -> DryRun:
     """Return the engine's plan for each of ``configs``, in order, over the model at ``path``.
 
     ``header_only`` needs nothing but the file's header; pass False for a set of shards, whose
     files must then all be there. The settings that concern the model itself (GPU layers, split)
     are taken from the first configuration. ``jobs`` children share the grid, each with a load of
-    its own.
+    its own. ``told`` hears, now and then, how many more have been answered. ``timeout`` is in
+    seconds for some hundreds of them.
 
     Raises:
         EngineError: the engine is not installed, or cannot load this model at all.
     """
 
     def part(configs: Sequence[RunConfig]) -> DryRun:
-        return _in_turn(path, configs, header_only=header_only, timeout=timeout)
+        return _in_turn(path, configs, told, header_only=header_only, timeout=timeout)
 
     size = -(-len(configs) // jobs)
     if size == len(configs):
@@ -76,19 +82,52 @@ def dry_run(
     return DryRun(found[0].info, tuple(plan for each in found for plan in each.plans))
 
 
+def dry_run_model(shape: ModelShape, configs: Sequence[RunConfig], *, jobs: int = 1) -> DryRun:
+    """Return the plans for a model that was read, as :func:`dry_run`.
+
+    The header of a model behind a URL is fetched into a file for as long as it takes.
+
+    Raises:
+        EngineError: the engine is not installed, or cannot load this model at all.
+        ModelError: the header cannot be fetched, or the model is a set of shards on a server.
+    """
+    shards = len(shape.paths) > 1
+    if not is_url(shape.path):
+        return dry_run(Path(shape.path), configs, header_only=not shards, jobs=jobs)
+    if shards:
+        raise ModelError(
+            "the engine plans for a set of shards only where all files are on this machine",
+            "download them, or leave --engine and --check out",
+        )
+    from tempfile import TemporaryDirectory
+
+    from localkv.gguf.remote import read_remote
+
+    with TemporaryDirectory(prefix="localkv-") as folder:
+        path = Path(folder, "header.gguf")
+        path.write_bytes(read_remote(shape.path)[0].data)
+        return dry_run(path, configs, jobs=jobs)
+
+
 def _in_turn(
-    path: Path, configs: Sequence[RunConfig], *, header_only: bool, timeout: float
+    path: Path,
+    configs: Sequence[RunConfig],
+    told: Callable[[int], None],
+    *,
+    header_only: bool,
+    timeout: float,
 ) -> DryRun:
     plans: list[Plan] = []
     info: dict[str, Any] = {}
     while len(plans) < len(configs):
-        rest = configs[len(plans) :]
+        rest = configs[len(plans) : len(plans) + _AT_ONCE]
         found, answered, end = _ask(path, rest, header_only=header_only, timeout=timeout)
         info = info or found
         plans += answered
         if len(answered) < len(rest):
             # The child died on this one; the others still get their answer from a fresh child.
             plans.append(Plan(None, _death(end), died=True))
+        told(len(answered))
     return DryRun(info, tuple(plans))
 
 

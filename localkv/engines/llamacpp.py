@@ -72,12 +72,17 @@ def load_api() -> ModuleType:
         ) from error
 
 
-def engine_version() -> str | None:
-    """Return the installed version of llama-cpp-python, None when it is not installed."""
+def package_version(name: str) -> str | None:
+    """Return the installed version of a Python package, None when it is not installed."""
     try:
-        return importlib.metadata.version(PACKAGE)
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def engine_version() -> str | None:
+    """Return the installed version of llama-cpp-python, None when it is not installed."""
+    return package_version(PACKAGE)
 
 
 #: What llama_print_system_info calls a CPU feature -> the name that repacking rules use.

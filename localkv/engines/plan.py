@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from localkv.engines.check import gpu_count, plans_elsewhere
-from localkv.engines.dryrun import dry_run
+from localkv.engines.dryrun import dry_run_model
 from localkv.engines.llamacpp import cpu_features
 from localkv.errors import EngineError
 from localkv.model.shape import ModelShape
@@ -28,7 +26,7 @@ def planned(shape: ModelShape, config: RunConfig) -> Estimate:
         EngineError: the engine is not installed, or refuses or aborts on this model.
     """
     estimate(shape, config)  # says no before an engine is started
-    run = dry_run(Path(shape.path), [config], header_only=len(shape.paths) <= 1)
+    run = dry_run_model(shape, [config])
     (plan,) = run.plans
     if plan.engine is None:
         raise EngineError(f"the engine gave no plan: {plan.refused}", "try other settings")
@@ -40,7 +38,7 @@ def planned(shape: ModelShape, config: RunConfig) -> Estimate:
         "for: its compute buffers are for other devices and are not used"
     )
     known = draft if draft.known else with_engine_plan(draft, plan.engine)
-    return replace(known, notes=(*known.notes, note))
+    return known._replace(notes=(*known.notes, note))
 
 
 def with_features(config: RunConfig, info: dict[str, Any]) -> RunConfig:

@@ -38,7 +38,7 @@ def gpu_summary(root: Path = ROOT) -> GpuSummary:
 
 
 def _why_none(nvml_reason: str, root: Path) -> str:
-    seen = _pci_gpus(root)
+    seen = pci_gpus(root)
     if not seen:
         return nvml_reason
     names = " and ".join(seen)
@@ -47,7 +47,7 @@ def _why_none(nvml_reason: str, root: Path) -> str:
     return f"{nvml_reason}; the machine has a GPU of {names}, whose memory is not read"
 
 
-def _pci_gpus(root: Path) -> list[str]:
+def pci_gpus(root: Path = ROOT) -> list[str]:
     """Return the makers of the GPUs that Linux's display subsystem knows, each once."""
     found = (
         (text_or_none(card / "device/vendor") or "").strip()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 
 def listener(port: int) -> int | None:
@@ -21,15 +23,49 @@ def listener(port: int) -> int | None:
     return None
 
 
+def is_alive(pid: int) -> bool:
+    """Return whether ``pid`` runs; one that only waits to be reaped does not."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
 def family(pid: int) -> list[int]:
     """Return ``pid`` and its descendants; empty when it is gone."""
     import psutil
 
+    found = [pid]
+    for each in found:
+        children = _children(each)
+        if children is None:
+            break
+        found += children
+    else:
+        return found
     try:
         process = psutil.Process(pid)
         return [pid, *(child.pid for child in process.children(recursive=True))]
     except psutil.Error:
         return []
+
+
+def _children(pid: int) -> list[int] | None:
+    """Return the children of ``pid`` as Linux lists them by thread; None where it does not.
+
+    A hundred times cheaper than asking every process of the machine for its parent.
+    """
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+        return [
+            int(child)
+            for task in tasks
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+        ]
+    except OSError:
+        return None
 
 
 def command_line(pid: int) -> list[str]:

@@ -66,6 +66,13 @@ def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
     return cgroup_limits(root) + _ulimits(root)
 
 
+def locked_limit(root: Path = ROOT) -> int | None:
+    """Return the bytes that this process may pin in memory (ulimit -l), None without a limit."""
+    limits = text_or_none(root / "proc/self/limits") or ""
+    soft = re.search(r"^Max locked memory\s+(\d+)\s", limits, re.MULTILINE)
+    return int(soft[1]) if soft else None
+
+
 def _ulimits(root: Path) -> list[MemoryLimit]:
     limits = text_or_none(root / "proc/self/limits") or ""
     status = kib_fields(text_or_none(root / "proc/self/status") or "")
