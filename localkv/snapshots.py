@@ -24,6 +24,7 @@ COUNTERS = (
     "generated_seconds",
     "preemptions",
     "requests_done",
+    "decodes",
 )
 
 
@@ -31,7 +32,8 @@ COUNTERS = (
 class Slot(Record):
     """One slot of llama-server: ``n_ctx`` tokens at most; ``tokens`` in its cache, kept after use.
 
-    ``cached`` of the prompt's tokens were there already.
+    ``cached`` of the prompt's tokens were there already, ``decoded`` new ones were generated for
+    the request ``task``; ``runner`` is the process id where a server has several of its kind.
     """
 
     id: int
@@ -39,6 +41,9 @@ class Slot(Record):
     busy: bool
     tokens: int
     cached: int | None = None
+    decoded: int | None = None
+    task: int | None = None
+    runner: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,13 +102,87 @@ class Snapshot(Record):
 
 
 @dataclass(frozen=True)
+class MemoryPart(Record):
+    """A part of a server's allocated memory: from ``least`` to ``most`` bytes now.
+
+    ``grown`` to ``grown_most`` of them came since the server was first seen. ``source`` is log,
+    formula, or slots (the rules, and what the slots showed); ``note`` says more in words.
+    """
+
+    name: str
+    least: int
+    most: int
+    grown: int
+    grown_most: int
+    source: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class HostMemory(Record):
+    """What one server process has allocated (RssAnon), taken apart; bytes, None is unknown.
+
+    ``first`` is what was measured when it was first seen. ``log`` names the log that was read, ""
+    where there is none; ``why`` says why there are no parts.
+    """
+
+    pid: int
+    model: str = ""
+    measured: int | None = None
+    first: int | None = None
+    parts: tuple[MemoryPart, ...] = ()
+    log: str = ""
+    why: str = ""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> HostMemory:
+        """Return what ``to_dict`` wrote."""
+        parts = tuple(MemoryPart.from_dict(part) for part in data.get("parts", ()))
+        return super().from_dict({**data, "parts": parts})
+
+    def part(self, name: str) -> MemoryPart | None:
+        """Return the part called ``name``."""
+        return next((part for part in self.parts if part.name == name), None)
+
+
+@dataclass(frozen=True)
+class Pinned(Record):
+    """Memory that a model or a server holds also while it is idle; bytes, None is unknown.
+
+    ``bytes`` as measured (allocated by its process), ``told_bytes`` as the server says,
+    ``kv_bytes`` of KV cache by the formula, of which ``used_bytes`` hold ``tokens`` of finished
+    requests. ``idle`` None: not known. It ends ``seconds_left`` from now (None: not by itself, or
+    ``until`` says when); ``free`` is the command that frees it.
+    """
+
+    name: str
+    bytes: int | None = None
+    told_bytes: int | None = None
+    kv_bytes: int | None = None
+    tokens: int | None = None
+    used_bytes: int | None = None
+    idle: bool | None = None
+    until: str = ""
+    seconds_left: float | None = None
+    free: tuple[str, ...] = ()
+    note: str = ""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Pinned:
+        """Return what ``to_dict`` wrote."""
+        return super().from_dict({**data, "free": tuple(data.get("free", ()))})
+
+
+@dataclass(frozen=True)
 class Observed(Record):
     """One look at a server, ``seconds`` after the first; ``took`` are those of the look itself.
 
     ``snapshot`` is None where the server did not answer: ``error`` says so in one line and
-    ``error_kind`` as :class:`localkv.http.ServerError` has it (slow is not gone). ``process`` holds
-    the readings of the server's processes on this machine; ``events`` what changed since the last
-    look (a restart, a counter that fell).
+    ``error_kind`` as :class:`localkv.http.ServerError` has it (slow is not gone), or "loading"
+    for a 503. ``process`` holds the readings of the server's processes on this machine; ``events``
+    what changed since the last look (a restart, a counter that fell). ``predicted`` is as in
+    :class:`RecordingInfo`, where it is no longer what was said last. ``memory`` takes apart what
+    the server's processes allocated; ``pinned`` is what stays while nothing runs.
     """
 
     seconds: float
@@ -113,6 +192,9 @@ class Observed(Record):
     error_kind: str = ""
     process: dict[str, Reading] = field(default_factory=dict)
     events: tuple[str, ...] = ()
+    predicted: dict[str, Any] | None = None
+    memory: tuple[HostMemory, ...] = ()
+    pinned: tuple[Pinned, ...] = ()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Observed:
@@ -124,6 +206,8 @@ class Observed(Record):
                 "snapshot": Snapshot.from_dict(told) if told else None,
                 "process": {k: Reading.from_dict(v) for k, v in data.get("process", {}).items()},
                 "events": tuple(data.get("events", ())),
+                "memory": tuple(HostMemory.from_dict(m) for m in data.get("memory", ())),
+                "pinned": tuple(Pinned.from_dict(each) for each in data.get("pinned", ())),
             }
         )
 
@@ -134,7 +218,8 @@ class LoadRequest(Record):
 
     ``sent`` after the step began, ``first_token`` and ``seconds`` after it was sent. Counts are
     the server's own; ``cached_tokens`` of the prompt were in its cache. ``error`` in one line, with
-    the HTTP ``status`` where there was one.
+    its kind as :class:`localkv.http.ServerError` has it ("stopped" where localkv itself gave up)
+    and the HTTP ``status`` where there was one.
     """
 
     sent: float
@@ -145,21 +230,42 @@ class LoadRequest(Record):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     error: str = ""
+    error_kind: str = ""
     status: int | None = None
 
 
 @dataclass(frozen=True)
-class LoadStep(Record):
-    """Requests sent at once, and the looks at the server meanwhile.
+class LoadLimits(Record):
+    """What a server said of its room, in tokens, before a load; None is unknown.
 
-    ``shared`` of each request's ``prompt_tokens`` are the same in all of them.
+    ``slots`` requests run at once, each with ``per_request`` tokens at most, prompt and answer;
+    ``capacity`` tokens are there for all of them, shared by them where ``unified``, in blocks of
+    ``block_size`` where it has such.
     """
 
+    slots: int | None = None
+    per_request: int | None = None
+    capacity: int | None = None
+    unified: bool | None = None
+    block_size: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadStep(Record):
+    """Requests sent at once, and the looks at the server meanwhile, the last one after the end.
+
+    ``part`` of the load: scenarios, prefix, concurrency or context. ``started`` and ``seconds``
+    are those since the load began and those of the step; looks count from the step's beginning.
+    ``shared`` of each request's ``prompt_tokens`` are the same in all of the same part.
+    """
+
+    part: str
     name: str
     concurrency: int
     prompt_tokens: int
     n_predict: int
     shared: int
+    started: float
     seconds: float
     requests: tuple[LoadRequest, ...]
     looks: tuple[Observed, ...] = ()
@@ -178,7 +284,9 @@ class RecordingInfo(Record):
 
     ``url`` without credentials; ``created`` as ISO 8601; ``interval`` seconds between two looks;
     ``pid`` of the server on this machine, None elsewhere; ``predicted`` what localkv makes of the
-    model behind it: ``capacity_tokens``, ``kv_bytes``, ``model``, ``source``.
+    model behind it: ``capacity_tokens``, ``kv_bytes``, ``model``, ``source``. A recording of kind
+    "load" holds :class:`LoadStep` instead of looks, and in ``load`` what was asked for and the
+    ``limits`` as :class:`LoadLimits`.
     """
 
     kind: str = "observation"
@@ -190,3 +298,4 @@ class RecordingInfo(Record):
     interval: float = 1.0
     pid: int | None = None
     predicted: dict[str, Any] = field(default_factory=dict)
+    load: dict[str, Any] = field(default_factory=dict)

@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from observe_helpers import fake_server
 from server_helpers import (
     ollama_create,
     running_llama_server,
@@ -25,11 +27,13 @@ from server_helpers import (
 from servers import binary
 
 from localkv.http import Client
+from localkv.observe.exporter import Exporter, Target
+from localkv.observe.targets import connect
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DASHBOARD = REPOSITORY / "dashboards/localkv.json"
 ALERTS = REPOSITORY / "dashboards/alerts.yml"
-VLLM = (Path(__file__).parent / "data/captures/vllm_0.32_metrics.txt").read_text(encoding="utf-8")
+VLLM = (Path(__file__).parent / "data/metrics/vllm_0.32.txt").read_text(encoding="utf-8")
 
 
 def dashboard_metrics() -> set[str]:
@@ -146,3 +150,34 @@ def value(prometheus: Any, metric: str, server: str) -> float:
     query = f'/api/v1/query?query={metric}%7Bserver%3D"{server}"%7D'
     (result,) = prometheus.get(query)["data"]["result"]
     return float(result["value"][1])
+
+
+def test_two_scrapes_at_once_are_one_look_after_the_other() -> None:
+    with fake_server() as server:
+        found = connect(server.url, {})
+        found.source._client.timeout = 1.0  # type: ignore[attr-defined]
+        both = Exporter([Target(found, lambda snapshot: {"kv_bytes": 7})])
+        server.answer(server.hang)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda _: list(both.collect()), range(2)))
+        assert server.most_pending == 1
+        server.restore()
+        samples = {s.name: s for family in both.collect() for s in family.samples}
+        found.close()
+    assert samples["localkv_up"].value == 1
+    assert samples["localkv_scrape_failures_total"].value == 2
+    assert samples["localkv_scrape_failures_total"].labels["kind"] == "slow"
+    assert samples["localkv_kv_cache_used_tokens"].value == 42
+    assert samples["localkv_kv_cache_idle_bytes"].value == 0
+
+
+def test_a_sleeping_server_holds_no_cache() -> None:
+    with fake_server() as server:
+        server.props["is_sleeping"] = True
+        server.metrics["requests_processing"] = 0
+        found = connect(server.url, {})
+        families = list(Exporter([Target(found, lambda snapshot: {"kv_bytes": 7})]).collect())
+        found.close()
+    samples = {s.name: s.value for family in families for s in family.samples}
+    assert samples["localkv_kv_cache_idle_bytes"] == 0
+    assert "localkv_kv_cache_used_tokens" not in samples

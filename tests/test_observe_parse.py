@@ -14,7 +14,7 @@ from localkv.observe import llama_server, ollama, sglang, vllm
 from localkv.observe.metrics import Metrics, parse_metrics
 from localkv.snapshots import COUNTERS, Snapshot
 
-VLLM = (Path(__file__).parent / "data/captures/vllm_0.32_metrics.txt").read_text(encoding="utf-8")
+VLLM = (Path(__file__).parent / "data/metrics/vllm_0.32.txt").read_text(encoding="utf-8")
 # Written after the names and labels in SGLang's documentation: it has no CPU build to run.
 SGLANG = """\
 # HELP sglang:num_running_reqs The number of running requests.

@@ -102,7 +102,7 @@ def _answer(
     ok = [r for r in group if r.outcome == "ok" and points.n_ctx(r)]
     best = max(ok, key=lambda r: points.n_ctx(r) or 0, default=None)
     refused = min(
-        (r for r in group if r.outcome != "ok" and points.n_ctx(r)),
+        (r for r in group if r.outcome != "ok" and points.n_ctx(r) and not points.is_impossible(r)),
         key=lambda r: points.n_ctx(r) or 0,
         default=None,
     )

@@ -27,7 +27,8 @@ OUTLIER_DEVIATIONS = 5.0
 #: ... and at least so many steps of the allocator: several small allocations that land in the heap
 #: in one context and in pages of their own in the next were seen to differ by three.
 OUTLIER_STEPS = 4
-_MAD_TO_SIGMA = 1.4826
+#: The median of the distances of a normal scatter, times this, is its standard deviation.
+MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def _outliers(offsets: Sequence[float], groups: Sequence[Hashable]) -> list[bool
         for group in set(groups)
     }
     distances = [abs(o - middle[g]) for o, g in zip(offsets, groups, strict=True)]
-    sigma = max(_MAD_TO_SIGMA * median(distances), PAGE)
+    sigma = max(MAD_TO_SIGMA * median(distances), PAGE)
     limit = max(OUTLIER_DEVIATIONS * sigma, OUTLIER_STEPS * ALLOCATOR_STEP)
     return [distance > limit for distance in distances]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from typing import Any
 
 from localkv.snapshots import COUNTERS, Observed, RecordingInfo, Snapshot
 
@@ -13,8 +15,10 @@ from localkv.snapshots import COUNTERS, Observed, RecordingInfo, Snapshot
 class Observation:
     """What a recording says. Tokens and requests are counts, memory is bytes, None is unknown.
 
-    ``answered`` looks had an answer within ``seconds``; ``slow`` and ``missed`` ones had none.
-    ``grown`` are the counters' growth, restarts left out; ``events`` (seconds, sentence).
+    ``answered`` looks had an answer within ``seconds``; ``slow`` and ``missed`` ones had none, the
+    last of which was ``last_error`` if nothing came after it. ``grown`` are the counters' growth,
+    restarts left out, tokens of requests that still ran included; ``events`` (seconds, sentence);
+    ``warnings`` (sentence, how often); ``predicted`` as in :class:`RecordingInfo`, at the end.
     """
 
     seen: tuple[Observed, ...]
@@ -31,6 +35,13 @@ class Observation:
     peak_memory: int | None
     grown: dict[str, int] = field(default_factory=dict)
     events: tuple[tuple[float, str], ...] = ()
+    warnings: tuple[tuple[str, int], ...] = ()
+    last_error: str = ""
+    predicted: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary as JSON, without the looks."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "seen"}
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """Return (seconds, value) of a snapshot's field, or of a counter counted from the start."""
@@ -49,7 +60,8 @@ def summarise(info: RecordingInfo, seen: Sequence[Observed]) -> Observation:
     """Return what ``seen`` says about the server of ``info``."""
     answered = [each.snapshot for each in seen if each.snapshot is not None]
     told = [s.capacity_tokens for s in answered if s.capacity_tokens is not None]
-    capacity = told[-1] if told else info.predicted.get("capacity_tokens")
+    predicted = next((s.predicted for s in reversed(seen) if s.predicted), info.predicted)
+    capacity = told[-1] if told else predicted.get("capacity_tokens")
     peak = _highest(answered, "used_tokens")
     memory = [
         value
@@ -59,6 +71,7 @@ def summarise(info: RecordingInfo, seen: Sequence[Observed]) -> Observation:
     shares = [s.usage for s in answered if s.usage is not None]
     share = max(shares) if shares else (peak / capacity if peak is not None and capacity else None)
     grown = {name: total_growth(answered, name) for name in COUNTERS}
+    warnings = Counter(text for s in answered for text in s.warnings)
     return Observation(
         seen=tuple(seen),
         seconds=seen[-1].seconds if seen else 0.0,
@@ -74,6 +87,9 @@ def summarise(info: RecordingInfo, seen: Sequence[Observed]) -> Observation:
         peak_memory=max(memory, default=None),
         grown={name: count for name, count in grown.items() if count is not None},
         events=tuple((each.seconds, event) for each in seen for event in each.events),
+        warnings=tuple(warnings.items()),
+        last_error=seen[-1].error if seen else "",
+        predicted=predicted,
     )
 
 
@@ -85,11 +101,38 @@ def grown(before: Snapshot, now: Snapshot, name: str) -> float | None:
     return growth if growth >= 0 else None
 
 
+def generated(before: Snapshot, now: Snapshot) -> tuple[float | None, str]:
+    """Return the tokens generated between two looks, and who says so: "counters" or "slots".
+
+    llama-server counts a request's tokens when it ends, its slots while it runs. Of a request that
+    ended in between the slot tells no more; then it is what was counted, less what the slots had
+    told before: but at most one token per slot and decode, since counters and slots are not read
+    at the same moment.
+    """
+    counted = grown(before, now, "generated_tokens")
+    busy = [slot for slot in now.slots if slot.busy]
+    if not now.slots or any(slot.decoded is None for slot in busy):
+        return counted, "counters"
+    told = {(s.runner, s.id, s.task): s.decoded or 0 for s in before.slots if s.busy}
+    going_on = sum(max((s.decoded or 0) - told.get((s.runner, s.id, s.task), 0), 0) for s in busy)
+    decodes = grown(before, now, "decodes")
+    if counted is None or decodes is None:
+        return going_on, "slots"
+    ended = counted + sum(s.decoded or 0 for s in busy) - sum(told.values())
+    return max(going_on, min(ended, decodes * len(now.slots))), "slots"
+
+
 def total_growth(snapshots: Sequence[Snapshot], name: str) -> int | None:
     """Return by how much the counter ``name`` grew in all, restarts left out; None if unknown."""
-    steps = [grown(a, b, name) for a, b in pairwise(snapshots)]
+    steps = [_growth(a, b, name) for a, b in pairwise(snapshots)]
     known = [step for step in steps if step is not None]
     return round(sum(known)) if known else None
+
+
+def _growth(before: Snapshot, now: Snapshot, name: str) -> float | None:
+    if name == "generated_tokens":
+        return generated(before, now)[0]
+    return grown(before, now, name)
 
 
 def _highest(snapshots: Sequence[Snapshot], name: str) -> int | None:

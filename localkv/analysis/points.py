@@ -14,6 +14,9 @@ from localkv.records import PointRecord
 #: The kinds of memory of an estimate, in the order in which the report stacks them.
 KINDS = ("weights", "kv", "recurrent", "compute", "output")
 
+#: The same in the record of the engine's log.
+_LOGGED = ("model", "kv", "recurrent", "compute", "output")
+
 
 def dig(data: Any, *path: str) -> Any:
     """Return ``data[path[0]][path[1]]...``, None where a step is missing or no mapping."""
@@ -104,6 +107,12 @@ def predicted_total(record: PointRecord) -> int | None:
     return dig_int(record.prediction, "total_bytes")
 
 
+def logged_total(record: PointRecord) -> int | None:
+    """Return the bytes of all buffers in the engine's log, None when the log tells none."""
+    parts = [dig_int(record.engine, f"{kind}_bytes") for kind in _LOGGED]
+    return None if parts[0] is None else sum(part or 0 for part in parts)
+
+
 def caches(record: PointRecord) -> list[Mapping[str, Any]]:
     """Return the predicted caches: kind, cells per stream, streams, layers, K and V bytes."""
     found = dig(record.prediction, "kv", "caches")
@@ -121,6 +130,25 @@ def gpu_devices(record: PointRecord) -> list[Mapping[str, Any]]:
     return [
         d for d in devices(record) if d.get("name") != "host" and (dig_int(d, "total") or 0) > 0
     ]
+
+
+def is_impossible(record: PointRecord) -> bool:
+    """Return whether the engine takes no such settings, whatever memory there is."""
+    return record.outcome == "skipped" and record.stage == "settings"
+
+
+def loaded_at_once(record: PointRecord) -> bool:
+    """Return whether weights and context were loaded in one go, as a server does it."""
+    return record.phase("model") is None and record.phase("context") is not None
+
+
+def read_weights(record: PointRecord) -> int:
+    """Return the weights on the host that are not mapped from the file: read, or repacked."""
+    host = next((d for d in devices(record) if d.get("name") == "host"), None)
+    held = dig_int(host, "weights") or 0
+    if record.config.get("mmap") is False:
+        return held
+    return max(0, held - (predicted(record, "weights") or 0))
 
 
 def unique(records: Iterable[PointRecord]) -> tuple[list[PointRecord], list[str]]:

@@ -1,7 +1,8 @@
 """From records to samples: what a point grew by, and what it should have grown by.
 
 Two comparisons are made. *Growth*: what the process gained when the context was created, against
-predicted KV + recurrent state + output buffer + the engine's own table of cells. *Peak*: the
+predicted KV + recurrent state + output buffer + the engine's own table of cells; a server loads
+the weights in the same go, so that those which are not mapped from the file count too. *Peak*: the
 highest the process reached above its baseline, against the predicted total.
 """
 
@@ -100,9 +101,15 @@ def context_bytes(record: PointRecord) -> int | None:
 def growth_samples(records: Iterable[PointRecord]) -> Samples:
     """Return the growth at context creation of every ok point, repeats by their median.
 
-    Expected: ``context_bytes`` and the table of cells.
+    Expected: ``context_bytes``, the table of cells, and what was loaded in the same go.
     """
-    return _collect(records, growth, context_bytes, cell_table_bytes)
+    return _collect(records, growth, context_bytes, beside_context_bytes)
+
+
+def beside_context_bytes(record: PointRecord) -> int:
+    """Return the table of cells, and the weights where they were loaded together with it."""
+    weights = points.read_weights(record) if points.loaded_at_once(record) else 0
+    return cell_table_bytes(record) + weights
 
 
 def peak_samples(records: Iterable[PointRecord], fixed: int = 0) -> Samples:
@@ -126,10 +133,14 @@ def resident_total(record: PointRecord) -> int | None:
 
 
 def growth(record: PointRecord) -> Reading:
-    """Return what the process gained from phase ``model`` to phase ``context``, in bytes."""
-    before, after = record.phase("model"), record.phase("context")
+    """Return what the process gained from phase ``model`` to phase ``context``, in bytes.
+
+    Of what was loaded at once: from phase ``baseline``.
+    """
+    first = "baseline" if points.loaded_at_once(record) else "model"
+    before, after = record.phase(first), record.phase("context")
     if before is None or after is None:
-        return Reading(None, why="the run has no readings of the phases model and context")
+        return Reading(None, why=f"the run has no readings of the phases {first} and context")
     return _host_and_vram(record, before.readings, after.readings, HOST_GROWTH, HOST_GROWTH)
 
 

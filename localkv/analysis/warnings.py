@@ -60,7 +60,7 @@ def find_warnings(
         *_outcomes(records),
         *_slope(fit),
         *_outliers(fit, growth),
-        *_intercept(fit),
+        *_intercept(fit, records),
         *_peak(peak),
         *_engine_differs(records),
         *_not_returned(records),
@@ -116,7 +116,7 @@ _OUTCOMES = {
 
 def _outcomes(records: Sequence[PointRecord]) -> Iterator[RunWarning]:
     for outcome, (cause, remedy) in _OUTCOMES.items():
-        group = [r for r in records if r.outcome == outcome]
+        group = [r for r in records if r.outcome == outcome and not points.is_impossible(r)]
         if group:
             runs = "run" if len(group) == 1 else "runs"
             yield RunWarning(
@@ -168,16 +168,18 @@ def _outliers(fit: Fit, growth: Samples) -> Iterator[RunWarning]:
             )
 
 
-def _intercept(fit: Fit) -> Iterator[RunWarning]:
+def _intercept(fit: Fit, records: Sequence[PointRecord]) -> Iterator[RunWarning]:
     fixed = fit.intercept_bytes
-    if fixed is not None and abs(fixed.value) > LARGE_INTERCEPT:
-        yield RunWarning(
-            "intercept",
-            f"a context costs {format_bytes(round(fixed.value))} whatever its size",
-            "the driver's context, a large graph, or the engine's work space",
-            "count it once per process when planning",
-            "note",
-        )
+    if fixed is None or abs(fixed.value) <= LARGE_INTERCEPT:
+        return
+    cost = format_bytes(round(fixed.value))
+    if any(points.loaded_at_once(record) for record in records):
+        what = f"the server holds {cost} beside weights and context, whatever the context's size"
+        cause = "the program itself, its vocabulary and its threads"
+    else:
+        what = f"a context costs {cost} whatever its size"
+        cause = "the driver's context, a large graph, or the engine's work space"
+    yield RunWarning("intercept", what, cause, "count it once per process when planning", "note")
 
 
 def _peak(peak: Peak) -> Iterator[RunWarning]:

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
-from localkv.observe.behind import predicted
-from localkv.observe.command_line import is_unified
-from localkv.observe.process import settings_of
-from localkv.observe.sources import LlamaServer, Ollama
+from localkv.observe.behind import Predictor
+from localkv.observe.sources import LlamaServer
 from localkv.observe.targets import Server, connect
 from localkv.snapshots import Snapshot
 
 
 @dataclass(frozen=True)
 class Attached:
-    """A server that answers, its first answer, and what localkv makes of its model.
-
-    ``settings`` are those that its process was started with (for Ollama, its runner's), None where
-    they are not readable.
-    """
+    """A server that answers, its first answer, and what tells what localkv makes of one."""
 
     server: Server
     snapshot: Snapshot
-    settings: Mapping[str, Any] | None
-    predicted: Mapping[str, Any]
+    predict: Predictor
 
 
 def attach(
@@ -44,11 +35,6 @@ def attach(
     """
     server = connect(target, os.environ)
     stack.callback(server.close)
-    settings = settings_of(server.process.pid)
     if isinstance(server.source, LlamaServer):
-        server.source.unified = is_unified(settings) if kv_unified is None else kv_unified
-    if isinstance(server.source, Ollama):
-        settings = next(iter(server.process.runners().values()), None)
-    snapshot = server.source.scrape()
-    told = predicted(snapshot, settings, model)
-    return Attached(server, snapshot, settings, told)
+        server.source.kv_unified = kv_unified
+    return Attached(server, server.source.scrape(), Predictor(server.process, model))

@@ -21,24 +21,27 @@ DEFAULT_LISTEN = "127.0.0.1:9469"
 @click.argument("targets", nargs=-1, required=True)
 @click.option(
     "--listen",
+    metavar="HOST:PORT",
     default=DEFAULT_LISTEN,
     show_default=True,
     help="Where /metrics is served; port 0: any.",
 )
-@click.option("--model", help="The model behind the server, where its own path is not readable.")
+@click.option(
+    "--model", metavar="MODEL", help="The server's model, where its file cannot be read from here."
+)
 @click.option(
     "--kv-unified/--no-kv-unified",
     default=None,
-    help="llama-server: whether slots share one cache.  [default: as its process was started]",
+    help="llama-server: whether the slots share one cache.  [default: as it was started]",
 )
 def command(
     targets: tuple[str, ...], listen: str, model: str | None, kv_unified: bool | None
 ) -> None:
-    """Serve Prometheus metrics about live servers: TARGETS as for observe.
+    """Serve Prometheus metrics about live servers, until Ctrl-C; TARGETS as for observe.
 
-    For llama-server and Ollama, which tell nothing of their KV cache in metrics of their own: used
-    and total tokens, bytes by the formula and measured, requests, scrape health. One scrape is one
-    look at each server. dashboards/ holds a Grafana dashboard and alert rules for them.
+    Used and total tokens of the KV cache, bytes predicted and measured, requests, idle memory:
+    what llama-server and Ollama do not export themselves. One scrape is one look at each server.
+    The folder dashboards holds a Grafana dashboard and alert rules.
     """
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import start_http_server
@@ -69,7 +72,7 @@ def _target(stack: ExitStack, name: str, model: str | None, kv_unified: bool | N
     from localkv.observe.exporter import Target
 
     found = attach(stack, name, model=model, kv_unified=kv_unified)
-    return Target(found.server, found.predicted)
+    return Target(found.server, found.predict)
 
 
 def _address(listen: str) -> tuple[str, int]:

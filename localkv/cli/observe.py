@@ -2,68 +2,101 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import localkv
+from localkv.cli import say
+from localkv.cli.observe_load import load_options, run_load
+from localkv.cli.observe_memory import log_option, with_memory
 from localkv.cli.options import json_option
-from localkv.cli.terminal import coloured, print_json, show
 from localkv.errors import EngineError
-from localkv.report.escape import escape_terminal
 
 if TYPE_CHECKING:
     from localkv.cli.attach import Attached
+    from localkv.cli.observe_screens import Screen
+    from localkv.observe.recording import Recorder
     from localkv.snapshots import Observed, RecordingInfo
-
-RECORDING_FILE = "observation.jsonl"
 
 
 @click.command("observe", epilog="Example: localkv observe http://127.0.0.1:8080 --duration 60")
 @click.argument("target", default="auto")
 @click.option(
-    "--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, help="Seconds."
+    "--interval",
+    metavar="SECONDS",
+    type=click.FloatRange(0.05),
+    default=1.0,
+    show_default=True,
+    help="Between two looks.",
 )
-@click.option("--duration", type=click.FloatRange(0), help="Seconds to watch.  [default: no end]")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Record there, and write a report."
+    "--duration",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    help="How long to watch.  [default: until Ctrl-C]",
 )
-@click.option("--model", help="The model behind the server, where its own path is not readable.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Record into this folder, with a report.",
+)
+@click.option(
+    "--model", metavar="MODEL", help="The server's model, where its file cannot be read from here."
+)
 @click.option(
     "--kv-unified/--no-kv-unified",
     default=None,
-    help="llama-server: whether slots share one cache.  [default: as its process was started]",
+    help="llama-server: whether the slots share one cache.  [default: as it was started]",
 )
+@log_option
+@load_options
 @json_option
 def command(target: str, as_json: bool, **options: Any) -> None:
-    """Watch a live server: TARGET is its URL, llama-server, ollama, vllm, sglang, or auto.
+    """Watch a live server: its KV cache, requests, speed and memory, beside what localkv predicts.
 
-    Cache use against capacity, requests running and waiting, preemptions, speed and the memory of
-    the server's processes, beside what localkv predicts. Nothing on the server is changed. --json
-    prints one JSON object per look. An API key is read from LOCALKV_API_KEY.
+    TARGET is its URL; llama-server, ollama, vllm or sglang at its usual port on this machine; or
+    auto, whichever of them answers. Nothing on the server is changed. An API key is read from
+    LOCALKV_API_KEY. --json prints one JSON object per look. Exit code 4: the server did not answer
+    at the end.
+
+    --load makes it work: one request, ten at once, a shared prefix, then ever more and longer ones
+    until it gives up; the answer says where that was.
     """
+    if options["load"]:
+        run_load(target, options, as_json=as_json)
+        return
     from localkv.cli.attach import attach
+    from localkv.observe.watch import is_failed
 
+    last: Observed | None = None
     with ExitStack() as stack:
         found = attach(stack, target, model=options["model"], kv_unified=options["kv_unified"])
         info = _info(found, options["interval"])
-        looks = _looks(found, options)
-        seen = _recorded(stack, looks, info, options["output"])
-        show_looks = _json if as_json else _live if coloured() else _log
-        answered = show_looks(seen, info)
+        recorder = _recorder(stack, options["output"], info)
+        screen = stack.enter_context(_screen(info, as_json))
+        try:
+            looks = _looks(found, info, options)
+            for last in with_memory(looks, found, info.predicted, options["log"]):
+                if recorder:
+                    recorder.add(last)
+                screen.show(last)
+        except KeyboardInterrupt:
+            pass  # the way to end a watch without a duration; what was seen counts
     if options["output"]:
         _report(options["output"])
-    if not answered:
+    if last and is_failed(last):
         raise EngineError(
-            f"{info.url} stopped answering",
-            "what was seen until then is kept"
-            if options["output"]
-            else "-o FOLDER records what is seen",
+            f"{info.server} no longer answers ({last.error})",
+            "what was seen is kept" if options["output"] else "-o FOLDER keeps what is seen",
         )
 
 
@@ -77,96 +110,45 @@ def _info(found: Attached, interval: float) -> RecordingInfo:
         url=found.server.url,
         interval=interval,
         pid=found.server.process.pid,
-        predicted=dict(found.predicted),
+        predicted=found.predict(found.snapshot),
     )
 
 
-def _looks(found: Attached, options: dict[str, Any]) -> Iterator[Observed]:
-    """Yield the looks until the time is up, the server is gone, or Ctrl-C."""
+def _recorder(stack: ExitStack, folder: Path | None, info: RecordingInfo) -> Recorder | None:
+    from localkv.observe.recording import RECORDING_FILE, Recorder
+
+    return stack.enter_context(Recorder(folder / RECORDING_FILE, info)) if folder else None
+
+
+def _looks(found: Attached, info: RecordingInfo, options: dict[str, Any]) -> Iterator[Observed]:
+    """Yield the looks, with what localkv predicts where that changes."""
     from localkv.observe.watch import watch
 
-    try:
-        yield from watch(
-            found.server.source,
-            found.server.process,
-            interval=options["interval"],
-            duration=options["duration"],
-        )
-    except KeyboardInterrupt:
-        # The way to end a watch without a duration; what was seen counts.
-        return
+    told = info.predicted
+    for seen in watch(
+        found.server.source,
+        found.server.process,
+        interval=options["interval"],
+        duration=options["duration"],
+    ):
+        now = found.predict(seen.snapshot) if seen.snapshot else told
+        yield seen if now == told else replace(seen, predicted=now)
+        told = now
 
 
-def _recorded(
-    stack: ExitStack, looks: Iterator[Observed], info: RecordingInfo, folder: Path | None
-) -> Iterator[Observed]:
-    if folder is None:
-        return looks
-    from localkv.observe.recording import Recorder
+def _screen(info: RecordingInfo, as_json: bool) -> Screen:
+    from localkv.cli.observe_screens import JsonScreen, LiveScreen, LogScreen
 
-    recorder = stack.enter_context(Recorder(folder / RECORDING_FILE, info))
-
-    def kept() -> Iterator[Observed]:
-        for seen in looks:
-            recorder.add(seen)
-            yield seen
-
-    return kept()
-
-
-def _json(looks: Iterable[Observed], info: RecordingInfo) -> bool:
-    print_json(info.to_dict())
-    answered = True
-    for seen in looks:
-        print_json(seen.to_dict())
-        sys.stdout.flush()
-        answered = seen.error_kind != "unreachable"
-    return answered
-
-
-def _log(looks: Iterable[Observed], info: RecordingInfo) -> bool:
-    """Print a line per look; return whether the last one had an answer."""
-    from localkv.cli import observe_lines as lines
-    from localkv.observe.rates import rates
-
-    before: Observed | None = None
-    answered = True
-    for seen in looks:
-        if before is None:
-            show(lines.head_lines(info, seen.snapshot))
-        for event in seen.events:
-            print(f"event: {escape_terminal(event)}")
-        print(lines.log_line(seen, rates(before, seen), info.predicted), flush=True)
-        before = seen
-        answered = seen.error_kind != "unreachable"
-    return answered
-
-
-def _live(looks: Iterable[Observed], info: RecordingInfo) -> bool:
-    """Redraw a page with every look; return whether the last one had an answer."""
-    from rich.live import Live
-    from rich.text import Text
-
-    from localkv.cli import observe_lines as lines
-    from localkv.observe.rates import rates
-
-    before: Observed | None = None
-    events: list[str] = []
-    answered = True
-    with Live(auto_refresh=False) as live:
-        for seen in looks:
-            events += seen.events
-            page = lines.live_lines(info, seen, rates(before, seen), events)
-            live.update(Text("\n".join(page)), refresh=True)
-            before = seen
-            answered = seen.error_kind != "unreachable"
-    return answered
+    if as_json:
+        return JsonScreen(info)
+    # Without colour the page is the same; a dumb terminal cannot redraw one.
+    live = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+    return LiveScreen(info) if live else LogScreen(info)
 
 
 def _report(folder: Path) -> None:
-    from localkv.observe.recording import read_recording
+    from localkv.observe.recording import RECORDING_FILE, read_recording
     from localkv.report.observation import write_observation
 
     recording = read_recording(folder / RECORDING_FILE)
-    report = write_observation(folder, recording.info, recording.seen, recording.left_out)
-    print(f"localkv: report: {report}", file=sys.stderr)
+    say(f"report: {write_observation(folder, recording.info, recording.seen)}")

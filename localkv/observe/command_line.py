@@ -1,7 +1,8 @@
-"""The settings of a llama-server, read from the command line and environment of its process.
+"""The settings of a server, read from the command line and environment of its process.
 
-Source: common/arg.cpp of llama.cpp. A flag counts more than its environment variable; of a flag
-given twice the last one counts.
+Sources: common/arg.cpp of llama.cpp; envconfig/config.go and runner/runner.go of Ollama 0.17;
+vLLM's and SGLang's arguments. A flag counts more than its environment variable; of a flag given
+twice the last one counts.
 """
 
 from __future__ import annotations
@@ -39,6 +40,15 @@ _VALUES: dict[str, tuple[tuple[str, ...], str, Callable[[str], Any]]] = {
         "LLAMA_ARG_CTX_CHECKPOINTS",
         int,
     ),
+    "checkpoint_min_step": (
+        ("-cms", "--checkpoint-min-step"),
+        "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",
+        int,
+    ),
+    "sleep_idle": (("--sleep-idle-seconds",), "", int),
+    "slot_save_path": (("--slot-save-path",), "", str),
+    "log_file": (("--log-file",), "LLAMA_ARG_LOG_FILE", str),
+    "load_mode": (("-lm", "--load-mode"), "LLAMA_ARG_LOAD_MODE", str),
 }
 #: Switch -> (flags that set it, flags that unset it, its environment variable).
 _SWITCHES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
@@ -48,6 +58,12 @@ _SWITCHES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
         "LLAMA_ARG_KV_UNIFIED",
     ),
     "swa_full": (("--swa-full",), (), "LLAMA_ARG_SWA_FULL"),
+    "mmap": (("--mmap",), ("--no-mmap",), "LLAMA_ARG_MMAP"),
+    "cache_idle_slots": (
+        ("--cache-idle-slots",),
+        ("--no-cache-idle-slots",),
+        "LLAMA_ARG_CACHE_IDLE_SLOTS",
+    ),
     "kv_offload": (("-kvo", "--kv-offload"), ("-nkvo", "--no-kv-offload"), "LLAMA_ARG_KV_OFFLOAD"),
 }
 
@@ -56,8 +72,9 @@ def server_settings(words: Sequence[str], variables: Mapping[str, str]) -> dict[
     """Return what a llama-server that was started so was told; None when it is another program.
 
     Keys are the fields of ``RunConfig`` and ``model``, ``port``, ``cache_ram`` (bytes),
-    ``ctx_checkpoints`` and ``kv_offload``; what it was not told is left out. Values that it would
-    refuse are, too.
+    ``ctx_checkpoints``, ``checkpoint_min_step``, ``sleep_idle`` (seconds), ``slot_save_path``,
+    ``log_file``, ``load_mode``, ``cache_idle_slots`` and ``kv_offload``; what it was not told is
+    left out. Values that it would refuse are, too.
     """
     if not any("llama-server" in word for word in words[:2]):
         return None
@@ -82,6 +99,34 @@ def server_settings(words: Sequence[str], variables: Mapping[str, str]) -> dict[
     return found
 
 
+def holder_settings(words: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return what the program that holds a model was told, whichever of the known ones it is.
+
+    Keys as for :func:`server_settings`, and ``dtype``, ``max_model_len``; ``runner`` is True for
+    the process of an Ollama before 0.30, whose context is told to it later. None: another program,
+    or one that says nothing of a model.
+    """
+    if (found := server_settings(words, variables)) is not None:
+        return found
+    model = _after(words, ("--model", "--model-path")) or _after(words, ("serve",))
+    if model is None or model.startswith("-"):
+        return None
+    if "runner" in words[1:2]:
+        told = {"n_seq_max": variables.get("OLLAMA_NUM_PARALLEL", "")}
+        parallel = {name: int(text) for name, text in told.items() if text.isdecimal()}
+        kind = variables.get("OLLAMA_KV_CACHE_TYPE") or "f16"
+        return {
+            "model": model,
+            "runner": True,
+            "cache_type_k": kind,
+            "cache_type_v": kind,
+            **parallel,
+        }
+    length = _after(words, ("--max-model-len", "--context-length")) or ""
+    known = {"model": model, "dtype": _after(words, ("--dtype",)) or "auto"}
+    return {**known, "max_model_len": int(length)} if length.isdecimal() else dict(known)
+
+
 def is_unified(settings: Mapping[str, Any] | None) -> bool | None:
     """Return whether a server with these settings shares one cache among its slots.
 
@@ -90,6 +135,11 @@ def is_unified(settings: Mapping[str, Any] | None) -> bool | None:
     if settings is None:
         return None
     return bool(settings.get("kv_unified", "n_seq_max" not in settings))
+
+
+def is_sleeper(settings: Mapping[str, Any] | None) -> bool | None:
+    """Return whether a server with these settings unloads its model when idle; None: not known."""
+    return None if settings is None else settings.get("sleep_idle", -1) > 0
 
 
 def _after(words: Sequence[str], flags: Sequence[str]) -> str | None:

@@ -6,6 +6,7 @@ Names, units and types follow Prometheus' conventions: base units, ``_total`` fo
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from localkv.observe.targets import Server
-from localkv.observe.watch import look
+from localkv.observe.watch import is_failed, look
 from localkv.snapshots import Observed, Snapshot
 
 _LABELS = ("server", "instance_url")
@@ -33,12 +34,26 @@ _COUNTERS = {
 
 @dataclass
 class Target:
-    """A server to export, and what localkv makes of its model."""
+    """A server to export, and what tells what localkv makes of its model."""
 
     server: Server
-    predicted: Mapping[str, Any] = field(default_factory=dict)
+    predict: Callable[[Snapshot], Mapping[str, Any]]
     before: Observed | None = None
     failures: dict[str, int] = field(default_factory=dict)
+    failed: bool = False
+
+    def look(self, clock: Callable[[], float]) -> Observed:
+        """Return a look at the server, and count it where it has no answer."""
+        source = self.server.source
+        if self.failed:
+            source.forget()
+        seen = look(source, self.server.process, self.before, at=0.0, clock=clock)
+        self.failed = is_failed(seen)
+        if seen.snapshot is not None:
+            self.before = seen
+        else:
+            self.failures[seen.error_kind] = self.failures.get(seen.error_kind, 0) + 1
+        return seen
 
 
 class Exporter(Collector):
@@ -50,6 +65,8 @@ class Exporter(Collector):
         """Export ``targets``; ``clock`` times the looks, in seconds."""
         self._targets = targets
         self._clock = clock
+        # Two that scrape at once must not become two questions at once.
+        self._one_at_a_time = threading.Lock()
 
     def describe(self) -> list[Metric]:
         """Return nothing, so that registering does not look at the servers."""
@@ -58,15 +75,9 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family, each with the samples of all targets."""
         families = _Families()
-        for target in self._targets:
-            server = target.server
-            seen = look(server.source, server.process, target.before, at=0.0, clock=self._clock)
-            if seen.snapshot is not None:
-                target.before = seen
-            else:
-                kind = seen.error_kind
-                target.failures[kind] = target.failures.get(kind, 0) + 1
-            families.add(target, seen)
+        with self._one_at_a_time:
+            for target in self._targets:
+                families.add(target, target.look(self._clock))
         yield from families
 
 
@@ -103,7 +114,7 @@ class _Families:
                 "kind",
             )
         if seen.snapshot is not None:
-            self._cache(seen.snapshot, target.predicted, at)
+            self._cache(seen.snapshot, target.predict(seen.snapshot), at)
             self._requests(seen.snapshot, at)
             self._models(seen.snapshot, at)
 
@@ -128,8 +139,8 @@ class _Families:
             token,
             at,
         )
-        # A cache is reserved whole, so an idle server holds all of it.
-        held = predicted.get("kv_bytes")
+        # A cache is reserved whole, so an idle server holds all of it, unless it sleeps.
+        held = 0 if said.facts.get("sleeping") else predicted.get("kv_bytes")
         if said.running is not None and held is not None:
             self._gauge(
                 "localkv_kv_cache_idle_bytes",

@@ -30,12 +30,18 @@ def snapshot(ps: Mapping[str, Any] | None, version: str = "") -> Snapshot:
     )
 
 
-def with_runners(told: Snapshot, runners: Sequence[Snapshot]) -> Snapshot:
-    """Return ``told`` with what its ``runners`` say of their slots and caches, added up."""
+def with_runners(told: Snapshot, runners: Mapping[int, Snapshot], silent: str = "") -> Snapshot:
+    """Return ``told`` with what its ``runners`` (by process id) say of their caches, added up.
+
+    ``silent`` says why one of them gave no answer: then nothing is known in all.
+    """
+    if silent:
+        why = dict.fromkeys(("used_tokens", "capacity_tokens", "running"), silent)
+        return replace(told, unknown={**told.unknown, **why})
     if not runners:
         return told
     used, capacity, running = (
-        _sum([getattr(each, name) for each in runners])
+        _sum([getattr(each, name) for each in runners.values()])
         for name in ("used_tokens", "capacity_tokens", "running")
     )
     return replace(
@@ -43,8 +49,11 @@ def with_runners(told: Snapshot, runners: Sequence[Snapshot]) -> Snapshot:
         used_tokens=used,
         capacity_tokens=capacity,
         running=running,
-        slots=tuple(slot for each in runners for slot in each.slots),
+        slots=tuple(
+            replace(slot, runner=pid) for pid, each in runners.items() for slot in each.slots
+        ),
         unknown={name: why for name, why in told.unknown.items() if name == "waiting"},
+        warnings=tuple(text for each in runners.values() for text in each.warnings),
     )
 
 

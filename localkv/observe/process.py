@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from localkv.observe.command_line import server_settings
-from localkv.probes.listening import command_line, environment, family, listener
+from localkv.observe.command_line import holder_settings, server_settings
+from localkv.probes.listening import command_line, environment, family, is_alive, listener
 from localkv.probes.nvidia import open_nvml
 from localkv.probes.process import sample_process
 from localkv.records import Reading
@@ -24,15 +24,18 @@ class ServerProcess:
         """Look for the process; ``port`` None when the server is on another machine."""
         self._port = port
         self._nvml = open_nvml() if port else None
-        self.pid: int | None = None
+        self.pid = listener(port) if port else None
         self.why = why or f"no process of this user listens on port {port}"
-        self.find()
 
-    def find(self) -> bool:
-        """Look for the process again; return whether it is another one than before."""
-        known = self.pid
-        self.pid = listener(self._port) if self._port else None
-        return known is not None and self.pid is not None and known != self.pid
+    def replaced(self) -> bool:
+        """Return whether another process has taken the port since the known one ended."""
+        if self._port is None or self.pid is None or is_alive(self.pid):
+            return False
+        another = listener(self._port)
+        if another is None:
+            return False
+        self.pid = another
+        return True
 
     def close(self) -> None:
         """Let go of the GPU library."""
@@ -43,9 +46,20 @@ class ServerProcess:
         """Return the process and its descendants; empty when it is gone."""
         return family(self.pid) if self.pid else []
 
+    def settings(self) -> dict[str, Any] | None:
+        """Return what the llama-server was told; None for another program."""
+        return _settings_of(self.pid) if self.pid else None
+
+    def holders(self) -> list[dict[str, Any]]:
+        """Return the settings of the processes that hold a model: the server, or its runners."""
+        told = [holder_settings(command_line(pid), environment(pid)) for pid in self.pids()]
+        found = [each for each in told if each]
+        # What vLLM starts besides repeats its command line.
+        return found[:1] if told and told[0] else found
+
     def runners(self) -> dict[int, dict[str, Any]]:
         """Return the settings of the llama-servers among its descendants, by process id."""
-        found = {pid: settings_of(pid) for pid in self.pids() if pid != self.pid}
+        found = {pid: _settings_of(pid) for pid in self.pids() if pid != self.pid}
         return {pid: told for pid, told in found.items() if told and "port" in told}
 
     def read(self) -> dict[str, Reading]:
@@ -73,6 +87,5 @@ def _sum(readings: Sequence[Reading], count: int) -> Reading:
     return Reading(sum(known), source=f"{source}{of}")
 
 
-def settings_of(pid: int | None) -> dict[str, Any] | None:
-    """Return what the llama-server ``pid`` was told; None for another program."""
-    return server_settings(command_line(pid), environment(pid)) if pid else None
+def _settings_of(pid: int) -> dict[str, Any] | None:
+    return server_settings(command_line(pid), environment(pid))

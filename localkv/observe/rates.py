@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localkv.analysis.observed import grown
+from localkv.analysis.observed import generated, grown
 from localkv.snapshots import Observed, Snapshot
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens per second between two looks, and what was counted there; None is unknown."""
+    """Tokens per second between two looks, and what was counted there; None is unknown.
+
+    ``source`` says whether "counters" or "slots" told of ``generated``.
+    """
 
     prompt: float | None = None
     generated: float | None = None
+    source: str = ""
     cached_prompt_tokens: int | None = None
     preemptions: int | None = None
 
@@ -27,10 +31,11 @@ def rates(before: Observed | None, now: Observed) -> Rates:
         return Rates()
     seconds = now.seconds - before.seconds
     prompt = grown(before.snapshot, now.snapshot, "prompt_tokens")
-    generated = grown(before.snapshot, now.snapshot, "generated_tokens")
+    tokens, source = generated(before.snapshot, now.snapshot)
     return Rates(
         prompt=None if prompt is None or seconds <= 0 else prompt / seconds,
-        generated=None if generated is None or seconds <= 0 else generated / seconds,
+        generated=None if tokens is None or seconds <= 0 else tokens / seconds,
+        source=source if tokens is not None else "",
         cached_prompt_tokens=_whole(grown(before.snapshot, now.snapshot, "cached_prompt_tokens")),
         preemptions=_whole(grown(before.snapshot, now.snapshot, "preemptions")),
     )

@@ -1,4 +1,4 @@
-"""A recording of a server: one line to say what it is, then one line for each look."""
+"""A recording of a server: one line to say what it is, then one for each look or step of a load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from localkv.errors import LocalkvError, UsageError
-from localkv.snapshots import SCHEMA, Observed, RecordingInfo
+from localkv.snapshots import SCHEMA, LoadStep, Observed, RecordingInfo
+
+#: What a recording is called in its folder.
+RECORDING_FILE = "observation.jsonl"
 
 
 class Recorder:
@@ -31,13 +34,17 @@ class Recorder:
             raise UsageError(f"cannot write {path}: {error.strerror}", "name another") from None
         self._write(info.to_dict())
 
-    def add(self, seen: Observed) -> None:
-        """Add one look.
+    def add(self, seen: Observed | LoadStep) -> None:
+        """Add one look, or one step of a load.
 
         Raises:
             LocalkvError: it could not be written.
         """
         self._write(seen.to_dict())
+
+    def end(self, why: str) -> None:
+        """Add why a load ended."""
+        self._write({"ended": why})
 
     def close(self) -> None:
         """Close the file."""
@@ -75,6 +82,18 @@ def read_recording(path: Path) -> Recording:
     Raises:
         UsageError: there is no such file, or it is no recording, or a newer localkv wrote it.
     """
+    info, lines = read_lines(path, "observation")
+    seen = [_observed(line) for line in lines]
+    whole = tuple(each for each in seen if each is not None)
+    return Recording(info, whole, len(seen) - len(whole))
+
+
+def read_lines(path: Path, kind: str) -> tuple[RecordingInfo, list[dict[str, Any] | None]]:
+    """Return the first line of a recording of ``kind`` and the others, None for a broken one.
+
+    Raises:
+        UsageError: there is no such file, or it is no such recording, or a newer localkv wrote it.
+    """
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -82,14 +101,12 @@ def read_recording(path: Path) -> Recording:
             f"cannot read {path}: {error.strerror}", "name a recording of localkv observe"
         ) from None
     first = _json(lines[0]) if lines else None
-    if first is None or first.get("kind") != "observation":
+    if first is None or first.get("kind") != kind:
         raise UsageError(f"{path} is no recording", "name one that localkv observe wrote")
     info = RecordingInfo.from_dict(first)
     if not isinstance(info.schema, int) or info.schema > SCHEMA:
         raise UsageError(f"{path} was written by a newer localkv", "update localkv")
-    seen = [_observed(line) for line in lines[1:]]
-    whole = tuple(each for each in seen if each is not None)
-    return Recording(info, whole, len(seen) - len(whole))
+    return info, [_json(line) for line in lines[1:]]
 
 
 def _json(line: bytes) -> dict[str, Any] | None:
@@ -100,8 +117,7 @@ def _json(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _observed(line: bytes) -> Observed | None:
-    data = _json(line)
+def _observed(data: dict[str, Any] | None) -> Observed | None:
     try:
         return Observed.from_dict(data) if data else None
     except (TypeError, AttributeError, ValueError):

@@ -79,7 +79,7 @@ def _open(place: str, timeout: float = TIMEOUT) -> Server:
     client = Client(place, timeout=timeout)
     process = ServerProcess(local_port(client), "the server is on another machine")
     try:
-        return Server(detect(client, process.runners), client.base_url, process)
+        return Server(detect(client, process), client.base_url, process)
     except BaseException:
         process.close()
         client.close()

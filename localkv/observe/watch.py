@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,8 +16,11 @@ from localkv.snapshots import Observed, Snapshot
 #: Seconds between two looks. A look costs the server a queue entry and one HTTP thread for
 #: milliseconds; benchmarks/bench_observe.py holds its price below one percent.
 INTERVAL = 1.0
-#: Looks in a row without an answer after which the server counts as gone.
-GONE_AFTER = 3
+#: Looks in a row without an answer after which the server counts as gone. One that is restarted
+#: is back by then, or says 503 while it loads its model.
+GONE_AFTER = 10
+#: ``Observed.error_kind`` of a server that says 503.
+LOADING = "loading"
 
 
 class Stop(Protocol):
@@ -39,42 +43,36 @@ def watch(
 
     Never two questions at once, and after an answer that took long a pause as long as it took, so
     that a busy server is not kept busier. A look without an answer is an :class:`Observed` too; the
-    last of ``GONE_AFTER`` of them in a row that found nobody ends the watch.
+    last of ``GONE_AFTER`` of them in a row that found nobody or a refusal ends the watch. Slow
+    looks never do, nor does a server that is loading its model.
     """
     wait = wait or _sleep
     start = clock()
     before: Observed | None = None
-    missing = 0
+    failed = 0
     while True:
         begun = clock()
-        if missing:
+        if failed:
             source.forget()
         seen = look(source, process, before, at=begun - start, clock=clock)
-        if missing and seen.snapshot is not None:
-            seen = _back(seen, process)
+        if failed and seen.snapshot is not None:
+            seen = replace(seen, events=("the server answers again", *seen.events))
         yield seen
-        missing = missing + 1 if seen.error_kind == "unreachable" else 0
-        if missing >= GONE_AFTER:
+        failed = failed + 1 if is_failed(seen) else 0
+        if failed >= GONE_AFTER and seen.error_kind != LOADING:
             return
-        if seen.snapshot is not None:
-            before = seen
+        before = seen if seen.snapshot is not None else before
         now = clock()
+        left = math.inf if duration is None else duration - (now - start)
         pause = max(interval - (now - begun), seen.took if seen.took > interval else 0.0)
-        left = None if duration is None else duration - (now - start)
-        if left is not None and left <= pause:
-            # The last look falls on the end, so that what happened till then is counted.
-            if left > 0 and not wait(left):
-                yield look(source, process, before, at=clock() - start, clock=clock)
-            return
-        if wait(max(pause, 0.0)):
+        # The last look falls on the end, so that what happened till then is counted.
+        if left <= 0 or wait(min(pause, left)):
             return
 
 
-def _back(seen: Observed, process: ServerProcess | None) -> Observed:
-    """Return ``seen``, the first answer after a silence, with the process that answers now."""
-    another = process is not None and process.find()
-    said = "the server answers again" + (", as another process" if another else "")
-    return replace(seen, events=(said, *seen.events))
+def is_failed(seen: Observed) -> bool:
+    """Return whether a look found nobody, or a refusal: a slow server is still there."""
+    return seen.error_kind not in ("", "slow")
 
 
 def look(
@@ -86,16 +84,20 @@ def look(
     clock: Callable[[], float] = time.monotonic,
 ) -> Observed:
     """Return one look; ``before`` is the last one with an answer."""
+    restarted = process is not None and process.replaced()
+    if restarted:
+        source.forget()
     begun = clock()
     snapshot, error, kind = None, "", ""
     try:
         snapshot = source.scrape()
     except ServerError as failed:
-        error, kind = str(failed), failed.kind
+        error = str(failed)
+        kind = LOADING if failed.status == 503 else failed.kind
     took = clock() - begun
-    events: tuple[str, ...] = ()
+    events = ["the server was restarted: another process answers"] if restarted else []
     if snapshot is not None and before is not None and before.snapshot is not None:
-        events = tuple(changes(before.snapshot, snapshot))
+        events += changes(before.snapshot, snapshot)
     return Observed(
         seconds=round(at, 3),
         took=round(took, 4),
@@ -103,7 +105,7 @@ def look(
         error=error,
         error_kind=kind,
         process=process.read() if process else {},
-        events=events,
+        events=tuple(events),
     )
 
 
@@ -111,7 +113,10 @@ def changes(before: Snapshot, now: Snapshot) -> Iterator[str]:
     """Yield what changed of a server's nature between two snapshots, one sentence each."""
     fell = [name for name, value in now.counters.items() if value < before.counters.get(name, 0)]
     if fell:
-        yield f"the server was restarted: its counters began again ({', '.join(fell)})"
+        yield f"counters began again, as after a restart ({', '.join(fell)})"
+    asleep = [bool(told.facts.get("sleeping")) for told in (before, now)]
+    if asleep[0] != asleep[1]:
+        yield "the server went to sleep" if asleep[1] else "the server woke up"
     if before.model and now.model and before.model != now.model:
         yield f"the model changed from {before.model} to {now.model}"
     known = before.capacity_tokens is not None and now.capacity_tokens is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from localkv.analysis import points
 from localkv.analysis.answers import SlotAnswer, best_answers
 from localkv.analysis.fit import Interval
-from localkv.report.commands import commands
+from localkv.predict.commands import commands
 from localkv.report.escape import code_block, escape_markdown
 from localkv.report.page import Page, label, percent, size, tokens
 from localkv.report.table import table, varying
@@ -53,7 +53,7 @@ def _verdict(page: Page) -> list[str]:
 
 
 def _in_a_word(page: Page) -> str:
-    outcomes = {r.outcome for r in page.records}
+    outcomes = {r.outcome for r in page.records if not points.is_impossible(r)}
     if outcomes & {"skipped", "oom"}:
         return "Not everything fits."
     return "Everything that was tried fits." if outcomes == {"ok"} else "Not everything ran."
@@ -140,7 +140,9 @@ def _purpose(a: SlotAnswer, index: int) -> str:
 def _commands(page: Page, a: SlotAnswer, config: dict[str, object]) -> list[str]:
     lines = []
     per_slot = a.measured_per_slot or a.measured or 0
-    for command in commands(config, a.measured or 0, per_slot, page.run.model):
+    model = page.run.model
+    path, name = str(model.get("path") or "model.gguf"), str(model.get("name") or "model")
+    for command in commands(config, a.measured or 0, per_slot, path=path, name=name):
         note = f": {escape_markdown(command.note)}" if command.note else ""
         lines.append(f"{command.program}{note}")
         lines.append("")

@@ -1,4 +1,4 @@
-"""The sections about the cache: its size over context and slots, what GQA saves, the levers."""
+"""The sections about the cache: its size over context and slots, and what GQA saves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from localkv.analysis import points
 from localkv.records import PointRecord
-from localkv.report.escape import code_span, escape_markdown
+from localkv.report.escape import escape_markdown
+from localkv.report.levers import levers
 from localkv.report.page import Page, label, picture, size, tokens
 from localkv.report.table import table
 
@@ -27,7 +28,7 @@ def cache_sections(page: Page) -> list[str]:
         *_kv_table(page),
         *picture(page, "memory", "Memory against context per slot, one line per slot count"),
         *_gqa(page),
-        *_levers(page),
+        *levers(page),
     ]
 
 
@@ -134,31 +135,3 @@ def _without_gqa(record: PointRecord, layers: list[Mapping[str, Any]]) -> int:
         held = (points.dig_int(cache, "k_bytes") or 0) + (points.dig_int(cache, "v_bytes") or 0)
         total += held * then // now
     return total
-
-
-def _levers(page: Page) -> list[str]:
-    if not page.levers:
-        return []
-    rows = [
-        [
-            escape_markdown(x.change),
-            code_span(x.flag),
-            size(x.saves_bytes),
-            escape_markdown(x.price),
-        ]
-        for x in page.levers
-    ]
-    biggest = max(
-        (r for r in page.points if r.outcome == "ok"),
-        key=lambda r: points.predicted_total(r) or 0,
-        default=None,
-    )
-    start = f" from {label(biggest)}" if biggest else ""
-    return [
-        "## What to change to need less",
-        "",
-        f"Each change alone, counted{start}; bytes by formula.",
-        "",
-        *table(["change", "flag", "saves", "price"], rows, right=(2,)),
-        "",
-    ]

@@ -49,11 +49,15 @@ def _bytes_range(value: Interval | None) -> str:
 def _fit(page: Page) -> list[str]:
     fit, growth = page.analysis.fit, page.analysis.growth
     sources = sorted({s.source for s in growth.samples})
+    at_once = any(points.loaded_at_once(record) for record in page.points)
     lines = [
-        "What the process grew by when the context was created"
+        ("What the server's process held" if at_once else "What the process grew by")
+        + (" when the model was loaded" if at_once else " when the context was created")
         + (f" ({escape_markdown(', '.join(sources))})" if sources else "")
         + ", against the predicted KV cache, recurrent state, output buffer and the engine's "
-        "table of cells. The slope is 1 when the formula is right; the intercept is what a "
+        "table of cells"
+        + (", and the weights where they are not mapped from the file" if at_once else "")
+        + ". The slope is 1 when the formula is right; the intercept is what a "
         "context costs whatever its size.",
         "",
         *picture(page, "fit", "Measured against predicted growth with the fitted line, residuals"),

@@ -7,6 +7,7 @@ from localkv.report.cache import cache_sections
 from localkv.report.evidence import evidence
 from localkv.report.method import method
 from localkv.report.page import Page
+from localkv.report.served import served
 from localkv.report.trouble import not_measured, speed, warnings
 from localkv.report.vram import vram
 
@@ -17,6 +18,7 @@ def render_report(page: Page) -> str:
         *answer(page),
         *cache_sections(page),
         *evidence(page),
+        *served(page),
         *vram(page),
         *speed(page),
         *not_measured(page),

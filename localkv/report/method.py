@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ from localkv.report.page import Page, size, tokens
 from localkv.report.table import table
 from localkv.report.trouble import command_line
 from localkv.units import format_bytes
+
+#: A server's process has another number in every run.
+_PROCESS = re.compile(r"/proc/\d+/")
 
 
 def method(page: Page) -> list[str]:
@@ -137,9 +141,7 @@ def _how(page: Page) -> list[str]:
         + f" with {command_line(page)}. Points: {done or 'none'}; {run.repeats} "
         f"run{'s' if run.repeats != 1 else ''} of each, in an order shuffled with seed {run.seed}.",
         "",
-        "Every run is a fresh process: baseline (interpreter and engine library), model loaded, "
-        "context created, one full ubatch decoded in every slot, closed. Memory is read at the "
-        "end of each phase, and the peak is the kernel's own mark.",
+        _phases(page),
         "",
         *table(
             ["figure", "where it comes from"],
@@ -158,12 +160,45 @@ def _how(page: Page) -> list[str]:
             ],
         ),
         "",
-        "Limits: one machine, one engine build. Weights are mapped from the file, so their pages "
-        "count as memory of the process but can be dropped by the system. Large contexts reserve "
+        f"Limits: one machine, one engine build. {_weights(page)} Large contexts reserve "
         "a compute buffer that short prompts do not touch in full. The intercept belongs to this "
         "engine and this model.",
         "",
     ]
+
+
+def _phases(page: Page) -> str:
+    read = "Memory is read at the end of each phase, and the peak is the kernel's own mark."
+    program = next((r.server.get("program") for r in page.points if r.server), None)
+    if program is None:
+        return (
+            "Every run is a fresh process: baseline (interpreter and engine library), model "
+            f"loaded, context created, one full ubatch decoded in every slot, closed. {read}"
+        )
+    attached = any(r.server.get("attached") for r in page.points)
+    closed = "the server ended"
+    if program == "ollama":
+        closed = "unloaded"
+    elif attached:
+        closed = "never: the server ran already and goes on"
+    text = (
+        f"Every run is the model in {escape_markdown(program)}: baseline (no process holds it), "
+        "context (loaded), decode (a prompt of about one ubatch read in every slot), closed "
+        f"({closed}). A server loads weights and context in one go, so that the phase model is "
+        "not told apart."
+    )
+    if program == "llama-server" and not attached:
+        text += " Its prompt cache and checkpoints, host memory beside the model, are off."
+    return f"{text} {read}"
+
+
+def _weights(page: Page) -> str:
+    if any(r.config.get("mmap") is False for r in page.points):
+        return "Weights are read into memory, as this server does it, and stay there."
+    return (
+        "Weights are mapped from the file, so their pages count as memory of the process but can "
+        "be dropped by the system."
+    )
 
 
 def _terms(page: Page) -> list[list[str]]:
@@ -183,10 +218,10 @@ def _measured_source(page: Page) -> str:
     names = {s.source for s in page.analysis.growth.samples}
     names |= {s.source for s in page.analysis.peak.samples}
     read = {
-        reading.source
+        _PROCESS.sub("/proc/PID/", reading.source)
         for r in page.points
         for phase in r.phases
         for key, reading in phase.readings.items()
-        if key in names and reading.source
+        if key in names and reading.source and reading.value
     }
     return escape_markdown(", ".join(sorted(read) or sorted(names)) or "nothing", 400)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from localkv.analysis.observed import Observation, summarise
 from localkv.report.escape import code_span, escape_markdown
+from localkv.report.growth import memory_section
 from localkv.report.page import percent, size, tokens
-from localkv.report.style import COLOURS, drawing, legend_below, save, unit_for
+from localkv.report.style import unit_for
 from localkv.report.table import table
+from localkv.report.timeline import draw_timeline
 from localkv.snapshots import Observed, RecordingInfo
 
 REPORT_FILE = "report.md"
@@ -20,7 +21,10 @@ REPORT_FILE = "report.md"
 def write_observation(
     folder: Path, info: RecordingInfo, seen: Sequence[Observed], left_out: int = 0
 ) -> Path:
-    """Write ``report.md`` and its plots into ``folder`` and return the report's path."""
+    """Write ``report.md`` and its plots into ``folder`` and return the report's path.
+
+    ``left_out`` counts the lines of the recording that could not be read.
+    """
     found = summarise(info, seen)
     pictures = {
         "cache": _draw_cache(folder / "observed-cache.svg", found),
@@ -44,7 +48,7 @@ def _lines(
         f"{code_span(info.url)}, {escape_markdown(info.created)}, {found.answered} looks with an "
         f"answer in {found.seconds:.0f} s, every {info.interval:g} s.",
         "",
-        *(f"- {line}" for line in _answers(found)),
+        *(f"- {line}" for line in summary_lines(found)),
         "",
     ]
     for name, alt in (
@@ -54,17 +58,27 @@ def _lines(
     ):
         if pictures[name]:
             lines += [f"![{alt}]({pictures[name]})", ""]
-    lines += _predicted(info, found)
-    if found.events:
-        lines += ["## What happened", ""]
-        lines += [f"- {at:.1f} s: {escape_markdown(event)}" for at, event in found.events]
-        lines.append("")
+    lines += _predicted(found)
+    lines += memory_section(found.seen)
+    lines += _happened(found)
     if left_out:
         lines += [f"{left_out} lines of the recording were not whole and are left out.", ""]
     return lines
 
 
-def _answers(found: Observation) -> list[str]:
+def _happened(found: Observation) -> list[str]:
+    said = [f"- {at:.1f} s: {escape_markdown(event)}" for at, event in found.events]
+    if found.last_error:
+        said.append(f"- at the end: {escape_markdown(found.last_error)}")
+    said += [
+        f"- {escape_markdown(text)}" + (f" ({count} times)" if count > 1 else "")
+        for text, count in found.warnings
+    ]
+    return ["## What happened", "", *said, ""] if said else []
+
+
+def summary_lines(found: Observation) -> list[str]:
+    """Return what the recording says, one sentence each."""
     said = []
     if found.peak_used is not None:
         of = f" of {tokens(found.capacity)}" if found.capacity else ""
@@ -94,8 +108,8 @@ def _answers(found: Observation) -> list[str]:
     return said or ["The server gave no figures."]
 
 
-def _predicted(info: RecordingInfo, found: Observation) -> list[str]:
-    told = info.predicted
+def _predicted(found: Observation) -> list[str]:
+    told = found.predicted
     if told.get("why"):
         return [f"Nothing is predicted: {escape_markdown(told['why'])}", ""]
     if not told.get("capacity_tokens"):
@@ -114,12 +128,12 @@ def _predicted(info: RecordingInfo, found: Observation) -> list[str]:
 
 def _draw_cache(path: Path, found: Observation) -> str | None:
     series = [("used", found.series("used_tokens"))]
-    return _plot(path, series, "Tokens in the KV cache", "tokens", ceiling=found.capacity)
+    return draw_timeline(path, series, "Tokens in the KV cache", "tokens", ceiling=found.capacity)
 
 
 def _draw_requests(path: Path, found: Observation) -> str | None:
     series = [(name, found.series(name)) for name in ("running", "waiting", "preemptions")]
-    return _plot(path, series, "Requests", "requests", steps=True)
+    return draw_timeline(path, series, "Requests", "requests", steps=True)
 
 
 def _draw_memory(path: Path, found: Observation) -> str | None:
@@ -134,41 +148,4 @@ def _draw_memory(path: Path, found: Observation) -> str | None:
     values = [value for _, points in series for _, value in points]
     divisor, unit = unit_for(values)
     scaled = [(name, [(t, v / divisor) for t, v in points]) for name, points in series]
-    return _plot(path, scaled, "Memory of the server's processes", unit)
-
-
-def _plot(
-    path: Path,
-    series: Sequence[tuple[str, Sequence[tuple[float, float]]]],
-    title: str,
-    unit: str,
-    *,
-    ceiling: float | None = None,
-    steps: bool = False,
-) -> str | None:
-    """Draw ``series`` (seconds, value) over time; None, and no file, where there is no data."""
-    path.unlink(missing_ok=True)
-    known = [(name, points) for name, points in series if points]
-    if not known:
-        return None
-    with drawing(3.4) as figure:
-        axes = figure.subplots()
-        handles: list[Any] = []
-        for index, (name, points) in enumerate(known):
-            style = "steps-post" if steps else "default"
-            handles += axes.plot(
-                [t for t, _ in points],
-                [v for _, v in points],
-                color=COLOURS[index],
-                drawstyle=style,
-                label=name,
-            )
-        if ceiling:
-            handles.append(axes.axhline(ceiling, color="#59636E", linestyle="--", label="capacity"))
-        axes.set_title(title)
-        axes.set_xlabel("seconds")
-        axes.set_ylabel(unit)
-        axes.set_ylim(bottom=0)
-        legend_below(figure, handles)
-        save(figure, path, title)
-    return path.name
+    return draw_timeline(path, scaled, "Memory of the server's processes", unit)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from localkv.analysis import points
-from localkv.analysis.levers import Lever
 from localkv.analysis.result import Analysis
 from localkv.records import PointRecord, RunInfo
 from localkv.report.escape import escape_markdown
@@ -23,7 +22,6 @@ class Page:
     run: RunInfo
     records: tuple[PointRecord, ...]
     analysis: Analysis
-    levers: tuple[Lever, ...] = ()
     pictures: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from localkv.analysis import points
 from localkv.analysis.answers import Predict
 from localkv.analysis.frame import frame
-from localkv.analysis.levers import Lever, find_levers
 from localkv.analysis.result import Analysis, analyse
 from localkv.records import PointRecord, RunInfo
 from localkv.report.diagram import draw_cache
@@ -71,33 +70,31 @@ def write_report(
     records: Sequence[PointRecord],
     *,
     predict: Predict | None = None,
-    levers: Sequence[Lever] | None = None,
+    notes: Sequence[str] = (),
 ) -> Written:
     """Write ``report.md``, its SVG files and ``results.csv`` into ``directory``.
 
-    ``predict(n_ctx, slots)`` gives the bytes of any context, for the largest that fits; ``levers``
-    replace those that follow from the records. Files of an earlier report are replaced, and a
-    picture that this run has no data for is removed.
+    ``predict(n_ctx, slots)`` gives the bytes of any context, for the largest that fits; ``notes``
+    are sentences about the results that the records do not show. Files of an earlier report are
+    replaced, and a picture that this run has no data for is removed.
     """
     analysis = analyse(run, records, predict)
+    analysis = replace(analysis, notes=(*analysis.notes, *notes))
     kept, _ = points.unique(records)
-    page = Page(run, tuple(kept), analysis, tuple(_levers(run, kept) if levers is None else levers))
+    page = Page(run, tuple(kept), analysis)
     drawn = {}
     for name, draw in PICTURES.items():
         path = directory / f"{name}.svg"
         path.unlink(missing_ok=True)
         if draw(page, path) is not None:
             drawn[name] = path.name
-    page = Page(run, page.records, analysis, page.levers, drawn)
-    frame(kept).to_csv(directory / TABLE_FILE, index=False, lineterminator="\n")
+    page = Page(run, page.records, analysis, drawn)
+    # Halves of surrogate pairs, as a file name may bring along, have no UTF-8 of their own.
+    frame(kept).to_csv(
+        directory / TABLE_FILE, index=False, lineterminator="\n", errors="backslashreplace"
+    )
     report = directory / REPORT_FILE
     fresh = report.with_suffix(".md.new")
     fresh.write_text(render_report(page), encoding="utf-8", newline="\n")
     os.replace(fresh, report)
     return Written(directory, report, analysis, tuple(summary_lines(page, str(report))))
-
-
-def _levers(run: RunInfo, records: Sequence[PointRecord]) -> tuple[Lever, ...]:
-    ran = [r for r in records if r.outcome == "ok"]
-    biggest = max(ran, key=lambda r: points.predicted_total(r) or 0, default=None)
-    return find_levers(run, biggest) if biggest else ()
