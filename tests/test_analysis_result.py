@@ -1,4 +1,4 @@
-"""Warnings with remedies, answers, levers, and the whole analysis as data."""
+"""Warnings with remedies, answers, and the whole analysis as data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from analysis_helpers import (
 
 from localkv.analysis import analyse
 from localkv.analysis.answers import best_answers
-from localkv.analysis.levers import find_levers
 from localkv.records import Phase, PointRecord, Reading
 
 
@@ -164,47 +163,6 @@ def test_the_finer_cache_type_is_recommended_where_both_ran() -> None:
         (1, "f16", 8192),
         (4, "f16", 8192),
     ]
-
-
-def test_levers_save_what_the_formula_says() -> None:
-    one = record(8192, 4)
-    saved = {x.flag: x.saves_bytes for x in find_levers(run_info(), one)}
-    kv = kv_bytes(8192, "f16")
-    assert saved == {
-        "-ctk q4_0 -ctv q4_0": kv - kv_bytes(8192, "q4_0"),
-        "-ctk q8_0 -ctv q8_0": kv - kv_bytes(8192, "q8_0"),
-        "-c 4096": kv - kv_bytes(4096, "f16"),
-        "-np 2 -c 4096": kv - kv_bytes(4096, "f16"),
-    }
-
-
-def test_levers_that_the_engine_would_refuse_are_not_offered() -> None:
-    assert not [
-        x
-        for x in find_levers(run_info(), record(1024, flash_attn="off"))
-        if x.flag.startswith("-ctk")
-    ]
-    odd = [{"kind": "full", "n_head": 8, "n_head_kv": 2, "k_width": 160, "v_width": 160}]
-    assert not [
-        x
-        for x in find_levers(run_info(model={"layers": odd}), record(1024))
-        if x.flag.startswith("-ctk")
-    ]
-
-
-def test_the_window_lever_counts_padded_cells_per_stream() -> None:
-    one = record(8192, 2, swa_full=True)
-    cache = {"cells": 4096, "streams": 2, "layers": 4, "k_bytes": 4 * MIB, "v_bytes": 4 * MIB}
-    told = {
-        **one.prediction,
-        "config": {**one.prediction["config"], "n_ubatch": 512},
-        "kv": {"bytes": 8 * MIB, "caches": [{**cache, "kind": "sliding"}]},
-    }
-    layers = [{"kind": "sliding", "window": 600, "n_head_kv": 2, "k_width": 128, "v_width": 128}]
-    found = find_levers(run_info(model={"layers": layers}), replace(one, prediction=told))
-    lever = next(x for x in found if x.flag == "no --swa-full")
-    kept = 1280  # 600 + 512 tokens, padded to 256
-    assert lever.saves_bytes == 8 * MIB * (4096 - kept) // 4096
 
 
 def test_the_analysis_is_plain_json_with_the_keys_of_the_sweep() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from cli_helpers import LOCALKV
 from conftest import Run
 from sweep_helpers import patched
+
+from localkv.errors import ModelError
 
 HEADERS = Path(__file__).parent / "data" / "headers"
 PLAIN = HEADERS / "qwen2-dense.gguf"
@@ -156,8 +159,10 @@ def test_a_plan_that_is_a_model_is_pointed_out(run: Run, smollm2_path: Path) -> 
     assert "-m" in err
 
 
-def test_an_empty_name_is_not_the_demo(run: Run) -> None:
-    code, out, err = run("inspect", "")
+@pytest.mark.parametrize("way", [("",), ("-m", "")])
+@pytest.mark.parametrize("name", ["inspect", "predict", "capacity"])
+def test_an_empty_name_is_not_the_demo(run: Run, name: str, way: tuple[str, ...]) -> None:
+    code, out, err = run(name, *way)
 
     assert (code, out) == (2, "")
     assert "empty" in err
@@ -185,6 +190,55 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "space" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["inspect", PLAIN], ["inspect", PLAIN, "--json"], ["-h"]])
+def test_a_reader_that_went_away_is_no_accident(arguments: list[str | Path]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        done = subprocess.run(
+            [*LOCALKV, *arguments], stdout=gone, stderr=subprocess.PIPE, text=True
+        )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["capacity", PLAIN, "--memory", "24G"], 0),
+        (["capacity", PLAIN, "--memory", "1M"], 1),
+        (["inspect", "no-such.gguf"], ModelError.exit_code),
+        (["inspect", "--no-such-option"], 2),
+    ],
+)
+def test_a_process_of_its_own_prints_and_ends_as_main_does(
+    run: Run, arguments: list[str | Path], code: int
+) -> None:
+    words = [str(word) for word in arguments]
+    done = subprocess.run([*LOCALKV, *words], capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout, done.stderr) == run(*words)
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("before", "printed"),
+    [
+        ("pass", "at once"),
+        ("import atexit; atexit.register(print, 'tidied')", "tidied"),
+        ("import threading; threading.Timer(0.1, print, ['tidied']).start()", "tidied"),
+        ("import ctypes", ""),
+    ],
+)
+def test_a_process_ends_at_once_where_nothing_waits_for_its_end(before: str, printed: str) -> None:
+    program = "import os, sys, localkv.cli\nos._exit = lambda code: print('at once')\n"
+    program += f"{before}\nsys.argv[1:] = ['--version']\nlocalkv.cli.run()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[1:] == printed.splitlines()
 
 
 def test_a_closed_standard_error_is_no_accident() -> None:

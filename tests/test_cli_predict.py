@@ -91,6 +91,7 @@ def test_the_text_has_a_line_for_every_device(run: Run, smollm2_path: Path) -> N
         (("-ngl", "1", "--devices", "1", "-ts", "1,2,3"), "3 devices"),
         (("-ngl", "1", "-sm", "none", "-mg", "4"), "main_gpu"),
         (("-ngl", "1", "--device-free", "much"), "size"),
+        (("-ngl", "all", "--devices", "2", "--device-free", "8G"), "--device-free"),
         (("-ngl", "auto", "--devices", "2", "--device-free", "8G"), "--device-free"),
     ],
 )
@@ -190,7 +191,7 @@ def test_without_rule_and_engine_the_answer_is_no(
     def missing(*_: object, **__: object) -> None:
         raise EngineError("llama-cpp-python is not installed", "install it")
 
-    monkeypatch.setattr("localkv.engines.plan.dry_run", missing)
+    monkeypatch.setattr("localkv.engines.plan.dry_run_model", missing)
 
     answer = told(run, SLIDING, "-c", 4096, code=1)
     code, out, err = run("predict", SLIDING, "-c", 4096)

@@ -10,13 +10,14 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from analysis_helpers import GIB, MIB, grid, record, run_info
 from markdown_it import MarkdownIt
 
 from localkv.analysis import analyse
-from localkv.analysis.levers import Lever, find_levers
+from localkv.predict.levers import Lever
 from localkv.records import PointRecord, RunInfo, Speed
 from localkv.report.markdown import render_report
 from localkv.report.page import Page, percent, signed
@@ -29,9 +30,7 @@ HOSTILE = "<img src=x onerror=alert(1)>|\x1b[31m# [a](http://evil.example)\n`x`\
 
 
 def page_of(run: RunInfo, records: list[PointRecord]) -> Page:
-    ran = [r for r in records if r.outcome == "ok" and r.prediction]
-    levers = find_levers(run, max(ran, key=lambda r: r.prediction["total_bytes"])) if ran else ()
-    return Page(run, tuple(records), analyse(run, records), levers)
+    return Page(run, tuple(records), analyse(run, records))
 
 
 def small() -> Page:
@@ -41,7 +40,25 @@ def small() -> Page:
     ]
     records[0] = replace(records[0], speed=(Speed(0, 1, 512.34, 45.6), Speed(512, 1, None, 40.0)))
     pictures = {name: f"{name}.svg" for name in ("cache", "memory", "fit", "stacked", "speed")}
-    return replace(page_of(run_info(7), records), pictures=pictures)
+    levers = stored_levers(records[5].key)
+    return replace(page_of(run_info(7, levers=levers), records), pictures=pictures)
+
+
+def stored_levers(key: str) -> dict[str, Any]:
+    """Return what a sweep keeps of its levers: one that fits, one that is only a bound."""
+    served = {"llama-server": "-c 4096", "ollama": "PARAMETER num_ctx 2048"}
+    table = [
+        lever("half the context: 4096 tokens", 8 * MIB, 33, "host", served, "shorter *answers*"),
+        lever("KV cache on the host", 16 * MIB, None, "gpu", {"llama-server": "-nkvo"}, "slow"),
+        {**lever("no prompt cache", 8 * GIB, 30, "host", {}, "<b>read anew</b>"), "bound": True},
+    ]
+    return {"key": key, "table": table}
+
+
+def lever(
+    change: str, saves: int, slots: int | None, memory: str, flags: dict[str, str], price: str
+) -> dict[str, Any]:
+    return Lever(change, saves, memory, price, flags, {}, slots).to_dict()
 
 
 def html(text: str) -> str:
@@ -224,14 +241,35 @@ def test_writing_makes_report_and_pictures_and_replaces_old_ones(tmp_path: Path)
     assert written.summary[-1] == f"Report: {tmp_path / 'report.md'}"
 
 
-def test_the_callers_levers_and_prediction_are_used(tmp_path: Path) -> None:
-    lever = Lever("wear a hat", "--hat", 3 * MIB, "looks")
-    written = write_report(
-        tmp_path, run_info(), grid(), predict=lambda c, n: 9 * GIB, levers=[lever]
-    )
-    text = written.report.read_text(encoding="utf-8")
-    assert "| wear a hat | `--hat` | 3.00 MiB | looks |" in text
-    assert "nothing" in text
+def test_the_callers_prediction_is_used(tmp_path: Path) -> None:
+    written = write_report(tmp_path, run_info(), grid(), predict=lambda c, n: 9 * GIB)
+    assert "nothing" in written.report.read_text(encoding="utf-8")
+
+
+def test_the_levers_that_the_sweep_stored_are_shown() -> None:
+    text = render_report(small())
+    rows = [line for line in text.splitlines() if "`-c 4096`" in line or "`-nkvo`" in line]
+    assert rows == [
+        "| half the context: 4096 tokens | `-c 4096` | `PARAMETER num_ctx 2048` | 8.00 MiB | 33 "
+        "| shorter \\*answers\\* |",
+        "| KV cache on the host | `-nkvo` |  | 16.00 MiB (gpu) |  | slow |",
+    ]
+    assert "up to 8.00 GiB" in text
+    assert "&lt;b&gt;read anew" in text
+    assert "Counted from n\\_ctx 8192, 2 slots, f16" in text
+
+
+def test_a_run_without_levers_says_which_command_shows_them() -> None:
+    path = {"path": "/models/it's.gguf"}
+    text = render_report(page_of(run_info(1, model=path), [record(1024)]))
+    assert "`localkv capacity '/models/it'\"'\"'s.gguf' --memory auto" in text
+
+
+def test_levers_that_were_tampered_with_do_no_harm() -> None:
+    for table in ("x", [1], [{"change": HOSTILE, "flags": HOSTILE, "saves_bytes": "1"}]):
+        levers = {"key": HOSTILE, "table": table}
+        text = render_report(page_of(run_info(1, levers=levers), [record(1024)]))
+        assert "<img src=x" not in html(text)
 
 
 if __name__ == "__main__":

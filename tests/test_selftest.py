@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +105,7 @@ def test_what_differs_is_shown_with_its_configuration(
         found = right(shape, config)
         if config.n_seq_max == 1:
             return found
-        return replace(found, output_bytes=found.output_bytes + MIB)
+        return found._replace(output_bytes=found.output_bytes + MIB)
 
     monkeypatch.setattr(check, "estimate", off)
 

@@ -207,7 +207,7 @@ def test_a_context_option_replaces_either_way_of_the_file_to_say_it() -> None:
 def test_a_cache_type_option_replaces_every_cache_type_of_the_file() -> None:
     file = {"cache_type": ("q8_0",)}
     plan = merge(file, {"cache_type_k": ("q4_0",)})
-    assert (plan.cache_type, plan.cache_type_k, plan.cache_type_v) == ((), ("q4_0",), ("f16",))
+    assert plan.cache_types() == [("q4_0", "f16")]
     file = {"cache_type_k": ("q4_0",), "cache_type_v": ("q4_0",)}
     plan = merge(file, {"cache_type": ("f16",)})
     assert plan.cache_type == ("f16",)

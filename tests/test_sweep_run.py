@@ -15,8 +15,15 @@ from cli_helpers import LOCALKV, localkv
 from nvml_stub import CONTEXT, build_nvml_stub
 from sweep_helpers import SMALL, patched, run, small_session, wait_until, worker_of
 
-from localkv.records import PointRecord
+from localkv.analysis import analyse
+from localkv.cli.progress import planning_progress
+from localkv.errors import UsageError
+from localkv.records import PointRecord, RunInfo
+from localkv.report.markdown import render_report
+from localkv.report.page import Page
+from localkv.sweep.plan import SweepPlan
 from localkv.sweep.runner import Progress
+from localkv.sweep.session import make_session
 from localkv.sweep.store import RunStore
 from localkv.units import GIB, MIB
 
@@ -174,6 +181,59 @@ def test_a_point_that_does_not_fit_is_skipped_with_what_it_needs(
     assert skipped.reason.endswith(" available")
 
 
+def test_settings_that_the_engine_never_takes_are_skipped_with_its_rule(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    told: list[tuple[int, float]] = []
+    plan = SweepPlan(
+        model=str(smollm2_path),
+        ctx_size=(512,),
+        parallel=(1,),
+        ubatch_size=(64,),
+        cache_type_v=("f16", "q8_0"),
+        flash_attn=("on", "off"),
+    )
+    session = make_session(plan, planned_share=lambda *share: told.append(share))
+
+    records = run(session, tmp_path, lambda _: None, force=True)
+
+    ends = {(r.config["cache_type_v"], r.config["flash_attn"]): r for r in records}
+    skipped = ends.pop(("q8_0", "off"))
+    assert [r.outcome for r in ends.values()] == ["ok"] * 3
+    assert (skipped.outcome, skipped.stage) == ("skipped", "settings")
+    assert skipped.reason == "quantized V cache requires flash_attn to be enabled"
+    page = render_report(Page(session.info((), ""), tuple(records), analyse(RunInfo(), records)))
+    # It is no question of memory.
+    assert "**Everything that was tried fits.**" in page
+    assert "quantized V cache requires" in page
+    # Three points are planned; of the fourth there is nothing to ask the engine.
+    shares = [share for points, share in told if points == 4]
+    assert len(shares) == len(told)
+    assert shares == sorted(shares)
+    assert 0.5 < shares[-1] < 1
+
+
+def test_a_cache_type_that_there_is_not_refuses_the_whole_grid(smollm2_path: Path) -> None:
+    with pytest.raises(UsageError, match="q9_9"):
+        small_session(smollm2_path, cache_type=("f16", "q9_9"))
+    with pytest.raises(UsageError, match="quantized V cache requires"):
+        small_session(smollm2_path, cache_type_v=("q8_0", "q4_0"), flash_attn=("off",))
+
+
+def test_a_long_planning_says_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = iter([0, 1, 2, 10, 11, 20, 21])
+    monkeypatch.setattr("localkv.cli.progress.time.monotonic", lambda: next(seconds))
+    tell = planning_progress()
+    for share in (0.1, 0.2, 0.5, 0.6, 0.8, 1.0):
+        tell(2000, share)
+    assert capsys.readouterr().err.splitlines() == [
+        "planning 2,000 points: 50%, about 10 s left",
+        "planning 2,000 points: 80%, about 5 s left",
+    ]
+
+
 def test_a_cache_that_cannot_be_allocated_is_an_oom_row(smollm2_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     limit = 2 * GIB
@@ -284,6 +344,23 @@ def test_a_finished_run_is_not_overwritten(smollm2_path: Path, tmp_path: Path) -
     assert again.returncode == 2
     assert "--resume" in again.stderr
     assert len(records_of(out)) == 1
+
+
+@pytest.mark.parametrize("options", [(), ("--resume",)])
+def test_two_sweeps_into_one_directory_are_kept_apart(
+    smollm2_path: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    out = tmp_path / "run"
+    args = ("-m", smollm2_path, "-c", 512, "-np", 1, "-ub", 32)
+    if options:
+        assert localkv("sweep", *args, "-o", out).returncode == 0
+        args = ()
+    with RunStore(out).alone():
+        second = localkv("sweep", *args, *options, "-o", out)
+
+    assert second.returncode == 2
+    assert "another localkv is sweeping into" in second.stderr
+    assert len(records_of(out)) == len(options)
 
 
 def test_a_run_is_not_taken_up_with_another_model(

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 import localkv
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 #: Subcommand -> what the overview says of it. The module is localkv.cli.<name>.
 COMMANDS = {
-    "sweep": "Measure a model at several contexts and slot counts, and write a report.",
-    "inspect": "Show what a model file says about its memory, in one page.",
+    "sweep": "Measure a model at several contexts and slots; write a report.",
+    "inspect": "Show on one page what a model's context costs.",
     "predict": "Compute what one configuration needs, to the byte.",
-    "selftest": "Compare formula and engine over a grid of configurations, for a bug report.",
-    "report": "Render the report of a finished or interrupted sweep again.",
+    "capacity": "Say how many requests fit at once, and what lets more in.",
+    "models": "List the models on this machine, and which of them fit.",
+    "report": "Write the report of a sweep or a recording again.",
+    "compare": "Compare two sweeps: what differs by more than scatter.",
+    "observe": "Watch a live server, or load it until it gives up.",
+    "export": "Serve the figures of live servers to Prometheus.",
+    "doctor": "Check this machine: what is missing, and how to get it.",
+    "selftest": "Compare formula and engine, for a bug report.",
+    "completion": "Print the completion script for bash, zsh or fish.",
 }
 
 
@@ -33,6 +44,17 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the names that begin with ``incomplete`` without loading any command."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=text)
+            for name, text in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the overview without loading any command."""
         with formatter.section("Commands"):
@@ -42,15 +64,17 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="First steps: localkv sweep",
+    epilog="\b\nFirst steps: localkv inspect demo   what the context of a model costs\n"
+    "             localkv sweep          measure it here, with a report",
 )
 @click.version_option(localkv.__version__, prog_name="localkv")
 def cli() -> None:
     """How much memory does a local language model really need?
 
-    localkv predicts it from the model file's header, asks the engine for its plan, measures the
-    real process, and says what fits and what to change.
+    localkv computes it from the header of the model's file, measures a real run of it, watches
+    live servers, and says what fits and what to change.
 
-    A MODEL is the path of a .gguf file (any shard of a set), or one of the built-in models "demo"
-    and "demo-swa", which are fetched on first use.
+    A MODEL is a .gguf file (any one of its shards); ollama:NAME[:TAG] or hf:ORG/NAME[/FILE] for
+    what is on this machine already; the URL of a .gguf file, of which only the header is fetched;
+    or demo or demo-swa, two small models that are fetched on first use.
     """

@@ -2,98 +2,82 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from localkv.cli import ollama_pages, server_pages
 from localkv.cli import predict_pages as pages
-from localkv.cli.options import chosen_model, json_option, model_argument
+from localkv.cli.options import (
+    SETTINGS,
+    chosen_model,
+    json_option,
+    model_argument,
+    run_options,
+)
+from localkv.cli.terminal import print_json
 from localkv.errors import EngineError, UsageError
 from localkv.report.escape import escape_terminal as safe
 
 if TYPE_CHECKING:
+    from localkv.cli.ollama_pages import OllamaSettings
     from localkv.engines.check import Comparison
     from localkv.model.shape import ModelShape
     from localkv.predict.config import RunConfig
     from localkv.predict.estimate import Estimate
     from localkv.predict.kv_table import KvTable
+    from localkv.predict.ollama_plan import OllamaPlan
     from localkv.predict.paged import PagedPlan
+    from localkv.predict.server_memory import ServerMemory
 
 #: Columns of the table of a model that a server keeps in pages.
 _BATCHES = (1, 4, 16, 64)
 _ROWS = 7
 
-#: Option -> setting of a run.
-_SETTINGS = {
-    "parallel": "n_seq_max",
-    "cache_type_k": "cache_type_k",
-    "cache_type_v": "cache_type_v",
-    "batch_size": "n_batch",
-    "ubatch_size": "n_ubatch",
-    "flash_attn": "flash_attn",
-    "kv_unified": "kv_unified",
-    "swa_full": "swa_full",
-    "split_mode": "split_mode",
-    "main_gpu": "main_gpu",
-    "no_kv_offload": "no_kv_offload",
-}
 
-
-@click.command("predict", epilog="Example: localkv predict model.gguf -c 32768 -np 4 -ctk q8_0")
+@click.command(
+    "predict",
+    epilog="\b\nExamples: localkv predict model.gguf -c 32768 -np 4 -ctk q8_0\n"
+    "          localkv predict demo-swa --server",
+)
 @model_argument
 @click.option("--config", metavar="PATH", help="A Hugging Face config.json, or its folder.")
-@click.option("-c", "--ctx-size", type=click.IntRange(0), help="Total context; 0: as trained.")
-@click.option("--ctx-per-slot", type=click.IntRange(1), help="Context of each slot, instead.")
-@click.option("-np", "--parallel", type=int, help="Slots.  [default: 4 sharing one cache]")
-@click.option("-ctk", "--cache-type-k", help="Type of the K cache.  [default: f16]")
-@click.option("-ctv", "--cache-type-v", help="Type of the V cache.  [default: f16]")
-@click.option("-b", "--batch-size", type=int, help="Logical batch size.")
-@click.option("-ub", "--ubatch-size", type=int, help="Physical batch size.")
 @click.option(
-    "-fa", "--flash-attn", type=click.Choice(["auto", "on", "off"]), help="Flash attention."
+    "-c",
+    "--ctx-size",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Context of all slots together; 0: as trained.",
 )
-@click.option("--kv-unified/--no-kv-unified", default=None, help="One cache shared by the slots.")
-@click.option("--swa-full/--no-swa-full", default=None, help="Sliding layers at full size.")
 @click.option(
-    "-ngl",
-    "--gpu-layers",
-    metavar="N|all|auto",
-    help="Layers on GPUs, the output counts as one.  [default: 0]",
+    "--ctx-per-slot", metavar="N", type=click.IntRange(1), help="Context of each slot, instead."
 )
-@click.option("--devices", type=click.IntRange(0), help="GPUs to plan for.  [default: 1]")
+@click.option(
+    "-np", "--parallel", metavar="N", type=int, help="Slots.  [default: 4 that share one cache]"
+)
+@run_options
+@click.option(
+    "--devices", metavar="N", type=click.IntRange(0), help="GPUs to plan for.  [default: 1]"
+)
 @click.option(
     "--device-free",
     metavar="SIZE,...",
-    help="Free memory of each GPU: for the split and for auto.  [default: as NVIDIA tells]",
+    help="Free memory of each GPU: for the split and for -ngl auto.  [default: as NVML says]",
 )
-@click.option("-ts", "--tensor-split", metavar="N,...", help="Share of each GPU, as 3,1.")
+@click.option("--engine", is_flag=True, help="Ask the engine for its plan; it allocates nothing.")
 @click.option(
-    "-sm", "--split-mode", type=click.Choice(["layer", "none"]), help="Over all GPUs, or one."
-)
-@click.option("-mg", "--main-gpu", type=int, help="The GPU used with --split-mode none.")
-@click.option("-nkvo", "--no-kv-offload", is_flag=True, default=None, help="KV stays on the host.")
-@click.option("--no-op-offload", is_flag=True, help="The host's layers compute on the host alone.")
-@click.option("-nr", "--no-repack", is_flag=True, help="No repacked copies of weights.")
-@click.option(
-    "--defaults",
-    type=click.Choice(["llama-server", "llama-cpp-python", "ollama"]),
-    default="llama-server",
-    show_default=True,
-    help="Whose defaults fill in what is not given.",
+    "--check", is_flag=True, help="Formula and engine side by side; exit code 1 if they differ."
 )
 @click.option(
-    "--engine", is_flag=True, help="Ask the engine for its plan (no buffer is allocated)."
+    "--kv-dtype", metavar="TYPE", help="vLLM: type of the cache: f16, bf16, fp8, int8, ..."
 )
-@click.option("--check", is_flag=True, help="Formula and engine side by side; 1 if they differ.")
+@click.option("--block-size", metavar="N", type=click.IntRange(1), help="vLLM: tokens per block.")
+@click.option("--memory", metavar="SIZE", help="vLLM: plan a cache of this size in blocks.")
 @click.option(
-    "--kv-dtype", help="Cache type in the table and the paged plan: f16, bf16, fp8, int8, ..."
+    "--max-model-len", metavar="N", type=click.IntRange(1), help="vLLM: the longest request."
 )
-@click.option("--block-size", type=click.IntRange(1), help="Tokens per block of a paged cache.")
-@click.option("--memory", metavar="SIZE", help="Plan a paged cache of this size, as vLLM does.")
-@click.option("--max-model-len", type=click.IntRange(1), help="Longest request of that plan.")
+@server_pages.server_options
 @json_option
 def command(
     model: str | None,
@@ -106,36 +90,54 @@ def command(
 ) -> None:
     """Compute what one configuration of a model needs: weights, KV cache, state, buffers.
 
-    Only the header is read. An architecture for which localkv has no rule is answered by the
-    engine's dry run, and labelled so; without an engine the answer is no (exit code 1).
+    Only the header is read. Where localkv has no rule for an architecture, the engine's dry run
+    answers and the page says so; without an engine the answer is no (exit code 1).
 
-    A Hugging Face config.json is answered with KV per token and a table of contexts by batch
-    sizes, every request full; with --memory also with the blocks that vLLM makes of it.
+    ollama:NAME is answered as Ollama runs it: num_ctx from the model's parameters or
+    OLLAMA_CONTEXT_LENGTH, and with what Ollama's own estimate will make of it.
+
+    A Hugging Face config.json gives the KV per token and a table of contexts by batch sizes, every
+    request full; with --memory also the blocks that vLLM makes of it.
     """
     from localkv.model import read_model
 
-    shape = read_model(chosen_model(model or config, model_option or config))
+    named = chosen_model(model, model_option, config)
+    shape = read_model(named)
     from_config = shape.path.endswith(".json")
     if from_config and (engine or check or options["gpu_layers"]):
         raise UsageError(
             "a config.json has neither tensors to place nor a header for the engine",
             "give a .gguf file, or leave --engine, --check and -ngl out",
         )
+    ollama = None if from_config else ollama_pages.fill_in(named, options)
     asked = _run_config(shape, options)
     serving = _Serving.of(shape, options, always=from_config)
+    if ollama is not None and not check:
+        serving.ollama = ollama, ollama.plan(shape, asked)
+    if server_pages.asked_for(options):
+        serving.server = server_pages.memory_of(shape, asked, options, options["defaults"])
     if check:
         _check(shape, asked, as_json=as_json)
         return
     estimate = None if from_config and not as_json else _estimate(shape, asked, engine, options)
     if as_json:
         assert estimate is not None
-        print(json.dumps({**estimate.to_dict(), **serving.to_dict()}))
+        print_json({**estimate.to_dict(), **serving.to_dict()})
     else:
         lines = pages.config_page(shape) if estimate is None else pages.page(estimate)
-        for line in (*lines, *serving.lines()):
-            print(line)
+        _print_page([*lines, *serving.lines()])
     if not (estimate.known if estimate else shape.rule == "exact"):
         raise SystemExit(1)
+
+
+def _print_page(lines: list[str]) -> None:
+    """Print ``lines``, folded to the terminal's width where there is a terminal."""
+    if sys.stdout.isatty():
+        from localkv.cli.terminal import fold, width
+
+        lines = [part for line in lines for part in fold(line, width())]
+    for line in lines:
+        print(line)
 
 
 def _run_config(shape: ModelShape, options: dict[str, Any]) -> RunConfig:
@@ -147,7 +149,7 @@ def _run_config(shape: ModelShape, options: dict[str, Any]) -> RunConfig:
         raise UsageError("both --ctx-size and --ctx-per-slot were given", "use one of them")
     if program == "ollama" and each is not None:
         total, each = each, None  # num_ctx is per request anyway
-    settings = {name: options[option] for option, name in _SETTINGS.items()}
+    settings = {name: options[option] for option, name in SETTINGS.items()}
     config = run_config(program, shape, n_ctx=total, **settings)
     if each is not None:
         config = config.with_(n_ctx=each * config.n_seq_max)
@@ -165,6 +167,10 @@ def _on_devices(shape: ModelShape, config: RunConfig, options: dict[str, Any]) -
     count = options["devices"]
     if count is None:
         count = len(split or free or ()) or int(wanted != "auto")
+    if options["device_free"] and len(free or ()) != count:
+        raise UsageError(
+            f"--device-free has {len(free or ())} of the sizes of {count} GPUs", "give one for each"
+        )
     config = config.with_(n_devices=count, tensor_split=split, device_free=free)
     if wanted != "auto":
         return config.with_(n_gpu_layers=wanted)
@@ -184,7 +190,7 @@ def _estimate(
     notes = [program_note(options["defaults"], shape, config)]
     if options["gpu_layers"] == "auto":
         notes.append(pages.auto_note(shape, config))
-    return replace(found, notes=(*notes, *found.notes))
+    return found._replace(notes=(*notes, *found.notes))
 
 
 def _answer(shape: ModelShape, config: RunConfig, *, engine: bool) -> Estimate:
@@ -214,7 +220,7 @@ def _check(shape: ModelShape, config: RunConfig, *, as_json: bool) -> None:
     if comparison.verdict == REFUSED:
         raise UsageError(*_refusals(comparison))
     if as_json:
-        print(json.dumps({"schema": 1, "engine": info, "check": comparison.to_dict()}))
+        print_json({"schema": 1, "engine": info, "check": comparison.to_dict()})
     else:
         for line in pages.check_page(shape, info, comparison):
             print(line)
@@ -230,12 +236,14 @@ def _refusals(comparison: Comparison) -> tuple[str, str]:
 
 
 class _Serving:
-    """The answers about a paged cache: a table, and the plan for one size of memory."""
+    """The answers about servers: a paged cache, their host memory, Ollama's own opinion."""
 
     def __init__(self, table: KvTable | None = None, plan: PagedPlan | None = None) -> None:
         self.table = table
         self.plan = plan
         self.max_model_len = 0
+        self.server: ServerMemory | None = None
+        self.ollama: tuple[OllamaSettings, OllamaPlan] | None = None
 
     @classmethod
     def of(cls, shape: ModelShape, options: dict[str, Any], *, always: bool) -> _Serving:
@@ -276,9 +284,19 @@ class _Serving:
             found["kv_table"] = vars(self.table)
         if self.plan:
             found["paged"] = self.plan.to_dict()
+        if self.server:
+            found["server_memory"] = self.server.to_dict()
+        if self.ollama:
+            settings, plan = self.ollama
+            found["ollama"] = ollama_pages.plan_dict(plan, settings)
         return found
 
     def lines(self) -> list[str]:
         """Return the lines that follow the estimate."""
         lines = pages.table_lines(self.table) if self.table else []
-        return lines + (pages.paged_lines(self.plan, self.max_model_len) if self.plan else [])
+        if self.plan:
+            lines += pages.paged_lines(self.plan, self.max_model_len)
+        if self.ollama:
+            settings, plan = self.ollama
+            lines += ollama_pages.plan_lines(plan, settings)
+        return lines + (server_pages.server_lines(self.server) if self.server else [])

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from localkv.cli import one_line
+from localkv.cli import one_line, say
 from localkv.sweep.runner import Progress
 from localkv.units import format_bytes
 
-
-def say(text: str) -> None:
-    """Print one line on standard error, where everything but the result goes.
-
-    Texts hold names from model files and what the engine said: nothing of that may act on the
-    terminal.
-    """
-    print(one_line(text), file=sys.stderr, flush=True)
+#: Seconds between two lines about a wait that nothing else shows.
+_SAY_EVERY_S = 3.0
 
 
 def duration(seconds: float) -> str:
@@ -135,3 +130,19 @@ def download_progress() -> Iterator[Callable[[int, int, str], None]]:
     finally:
         if tasks:
             bar.stop()
+
+
+def planning_progress() -> Callable[[int, float], None]:
+    """Return a callback ``(points, share_done)`` that says a line now and then of a long wait."""
+    start = last = time.monotonic()
+
+    def tell(points: int, share: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < _SAY_EVERY_S or share >= 1:
+            return
+        last = now
+        left = duration((now - start) / share * (1 - share))
+        say(f"planning {points:,} points: {share:.0%}, about {left} left")
+
+    return tell

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 
 import click
 
 from localkv import __version__
-from localkv.cli.options import json_option
+from localkv.cli.options import complete_model, json_option
 from localkv.cli.predict_pages import engine_name
+from localkv.cli.terminal import print_json
 from localkv.engines.check import DIFFERENT, EQUAL, NO_ANSWER, REFUSED, Comparison
 from localkv.engines.llamacpp import engine_version
 from localkv.engines.selftest import ModelTest, self_test
@@ -20,16 +20,16 @@ from localkv.units import format_bytes
 
 
 @click.command("selftest", epilog="Example: localkv selftest demo demo-swa model.gguf")
-@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.argument("models", nargs=-1, metavar="[MODEL]...", shell_complete=complete_model)
 @json_option
 def command(models: tuple[str, ...], as_json: bool) -> None:
     """Compare the formula with the engine's own plan, for each MODEL (default: demo).
 
-    The engine loads the header alone and allocates no buffer. One row per model: how many
-    configurations give the same caches, state, output buffer and context, to the 0.01 MiB that the
+    The engine loads the header alone and allocates nothing. One row per model: in how many
+    configurations caches, state, output buffer and context are the same, to the 0.01 MiB that the
     engine prints, and how many both refuse. Exit code 1 when anything differs or a file cannot be
-    tested. The compute buffers are estimates: how often their band missed is shown, and does not
-    count. Attach the output to a bug report.
+    tested. Compute buffers are estimates: how often they lay outside their band is shown, and does
+    not count. Attach the output to a bug report.
     """
     if engine_version() is None:
         raise EngineError(
@@ -37,7 +37,7 @@ def command(models: tuple[str, ...], as_json: bool) -> None:
         )
     results = [self_test(model) for model in models or ("demo",)]
     if as_json:
-        print(json.dumps(_to_dict(results)))
+        print_json(_to_dict(results))
     else:
         for line in page(results):
             print(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -11,42 +10,33 @@ from typing import Any
 
 import click
 
-from localkv.cli.options import json_option
-from localkv.cli.progress import download_progress, duration, say, sweep_progress
-from localkv.cli.report import show
+from localkv.cli import say
+from localkv.cli.backend import with_server
+from localkv.cli.options import INT_LIST, ValueList, complete_model, json_option
+from localkv.cli.progress import download_progress, duration, planning_progress, sweep_progress
+from localkv.cli.report import render
+from localkv.cli.terminal import print_json
 from localkv.errors import EngineError, Interrupted, LocalkvError, UsageError
 from localkv.gguf.demo import DEMOS
 from localkv.records import RunInfo
 from localkv.report.escape import escape_terminal, safe_filename
-from localkv.report.write import write_report
-from localkv.sweep.plan import DEFAULT_DEPTHS, SweepPlan, merge, parse_gpu_layers, read_plan
+from localkv.sweep.plan import (
+    BACKENDS,
+    DEFAULT_DEPTHS,
+    SweepPlan,
+    merge,
+    parse_gpu_layers,
+    read_plan,
+)
 from localkv.sweep.runner import guess_seconds, run_sweep
 from localkv.sweep.session import Session, make_session, model_facts, remaining
 from localkv.sweep.store import RunStore
-from localkv.units import format_bytes, parse_int_values, parse_word_values
-
-
-class _Values(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A value list; ``parse`` turns the text into a tuple."""
-
-    def __init__(self, name: str, parse: Any) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return self._parse(value)
-        except UsageError as error:
-            raise click.BadParameter(str(error), ctx, param) from None
-
+from localkv.units import format_bytes, parse_word_values
 
 _MOST_NOTES = 6
 
-_INTS = _Values("values", parse_int_values)
-_WORDS = _Values("types", parse_word_values)
-_LAYERS = _Values("layers", parse_gpu_layers)
+_WORDS = ValueList("types", parse_word_values)
+_LAYERS = ValueList("layers", parse_gpu_layers)
 
 
 @click.command(
@@ -54,31 +44,69 @@ _LAYERS = _Values("layers", parse_gpu_layers)
     epilog="Example: localkv sweep -m model.gguf -c 2048-16384*2 -np 1,2,4 -ctk f16,q8_0",
 )
 @click.argument("plan", required=False, metavar="[PLAN.toml]")
-@click.option("-m", "--model", metavar="MODEL", help="The model to measure.  [default: demo]")
 @click.option(
-    "-c", "--ctx-size", type=_INTS, help="Total contexts over all slots: 1024-8192*2 or 4096,8192."
+    "-m",
+    "--model",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="The model to measure.  [default: demo]",
 )
-@click.option("--ctx-per-slot", type=_INTS, help="Contexts per slot, instead of totals.")
-@click.option("-np", "--parallel", type=_INTS, help="Slots: 1,2,4.")
+@click.option(
+    "-c",
+    "--ctx-size",
+    type=INT_LIST,
+    help="Contexts of all slots together: 1024-8192*2 or 4096,8192.",
+)
+@click.option("--ctx-per-slot", type=INT_LIST, help="Contexts per slot, instead of totals.")
+@click.option("-np", "--parallel", type=INT_LIST, help="Slots: 1,2,4.")
 @click.option("-ctk", "--cache-type-k", type=_WORDS, help="Types of the K cache: f16,q8_0.")
 @click.option("-ctv", "--cache-type-v", type=_WORDS, help="Types of the V cache.")
 @click.option("--cache-type", type=_WORDS, help="Types of K and V together.")
-@click.option("-b", "--batch-size", type=_INTS, help="Logical batch sizes.")
-@click.option("-ub", "--ubatch-size", type=_INTS, help="Physical batch sizes.")
-@click.option("-ngl", "--gpu-layers", type=_LAYERS, help="Layers on the GPU: 0,16,all.")
+@click.option("-b", "--batch-size", type=INT_LIST, help="Logical batch sizes.")
+@click.option("-ub", "--ubatch-size", type=INT_LIST, help="Physical batch sizes.")
+@click.option("-ngl", "--gpu-layers", type=_LAYERS, help="Layers on the GPUs: 0,16,all.")
 @click.option("-fa", "--flash-attn", type=_WORDS, help="Flash attention: auto,on,off.")
-@click.option("--kv-unified/--no-kv-unified", default=None, help="One cache shared by the slots.")
-@click.option("--swa-full/--no-swa-full", default=None, help="Sliding layers at full size.")
-@click.option("-t", "--threads", type=click.IntRange(0, 512), help="Threads; 0: physical cores.")
-@click.option("--repeats", type=click.IntRange(1, 1000), help="Runs of each point.")
-@click.option("--seed", type=click.IntRange(0), help="Seed of the shuffled order.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for one run.")
+@click.option("--kv-unified/--no-kv-unified", default=None, help="One cache that the slots share.")
+@click.option(
+    "--swa-full/--no-swa-full", default=None, help="Sliding layers keep all of the context."
+)
+@click.option(
+    "-t",
+    "--threads",
+    metavar="N",
+    type=click.IntRange(0, 512),
+    help="Threads; 0: one per physical core.",
+)
+@click.option("--repeats", metavar="N", type=click.IntRange(1, 1000), help="Runs of each point.")
+@click.option("--seed", metavar="N", type=click.IntRange(0), help="Seed of the shuffled order.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(0, min_open=True),
+    help="How long one run may take.",
+)
 @click.option("--speed", is_flag=True, help="Measure prefill and decode speed at several depths.")
-@click.option("--speed-depths", type=_INTS, help="The depths, in tokens per slot.")
-@click.option("--resume", is_flag=True, help="Measure what an interrupted run still lacks.")
+@click.option("--speed-depths", type=INT_LIST, help="The depths, in tokens per slot.")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    help=f"What measures: the engine by itself, or a server.  [default: {BACKENDS[0]}]",
+)
+@click.option("--server-bin", metavar="PROGRAM", help="The server's program, started and ended.")
+@click.option("--server-url", metavar="URL", help="A server that runs; it stays as it was.")
+@click.option(
+    "--resume", is_flag=True, help="Go on with an interrupted sweep, by default the latest."
+)
 @click.option("--force", is_flag=True, help="Also try points that should not fit in memory.")
-@click.option("--dry-run", is_flag=True, help="Print the points, their need and the time; stop.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory of the run.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the points, what each needs and the time; stop."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder of the run.  [default: reports/MODEL/TIME]",
+)
 @json_option
 def command(
     plan: str | None,
@@ -92,18 +120,26 @@ def command(
 ) -> int:
     """Measure a model's real memory over a grid of contexts and slots, and write a report.
 
-    Every point runs in a fresh process through llama-cpp-python: the model is loaded, a context
-    created, one full ubatch decoded in every slot. What that took is compared with the prediction
-    and fitted. PLAN.toml holds the same settings as the options; options win.
+    Every point of the grid is a fresh process that loads the model, creates the context and
+    decodes one full batch in every slot. What that took is compared with the prediction and
+    fitted. Without options: the demo model, 12 points, two minutes.
+
+    VALUES are 1,2,4 or 1024-8192*2 (doubling) or 4096-16384+4096 (in steps). PLAN.toml holds the
+    same settings as the options; options win.
     """
     began = None
     if resume:
         store = RunStore(output or _latest_run())
         began = store.read_info()
         _refuse_new_settings(plan, options, speed)
+        if not began.plan:
+            raise UsageError(
+                f"{store.directory} does not say what to measure: its run.json holds no plan",
+                "start a run of its own with another -o",
+            )
     chosen = SweepPlan.from_dict(began.plan) if began else _plan_from(plan, options, speed)
     with download_progress() as progress:
-        session = make_session(chosen, progress=progress)
+        session = make_session(chosen, progress=progress, planned_share=planning_progress())
     if dry_run:
         _print_points(session, as_json=as_json)
         return 0
@@ -111,8 +147,10 @@ def command(
         _refuse_other_model(session, began)
     else:
         store = RunStore(output or _new_run_directory(session))
-        _refuse_existing(store)
-    return _run(session, store, resume=resume, force=force, as_json=as_json)
+    with store.alone():
+        if not began:
+            _refuse_existing(store)
+        return _run(session, store, resume=resume, force=force, as_json=as_json)
 
 
 def _plan_from(plan: str | None, options: dict[str, Any], speed: bool) -> SweepPlan:
@@ -131,7 +169,7 @@ def _plan_from(plan: str | None, options: dict[str, Any], speed: bool) -> SweepP
         if plan.endswith(".gguf") or plan in DEMOS:
             raise UsageError(f"{plan} is a model, not a plan", f"name it with -m {plan}")
         settings = read_plan(Path(plan))
-    return merge(settings, given)
+    return with_server(merge(settings, given), model_named="model" in {**settings, **given})
 
 
 def _refuse_new_settings(plan: str | None, options: dict[str, Any], speed: bool) -> None:
@@ -201,6 +239,15 @@ def _announce(session: Session, store: RunStore, runs: int) -> None:
     say(f"{runs} runs of {escape_terminal(session.shape.name)}; results go to {store.directory}")
     for key, why in session.refusals.items():
         say(f"note: no plan from the engine for {key}: {why}")
+    for line in _impossible_lines(session):
+        say(f"note: {line}")
+
+
+def _impossible_lines(session: Session) -> list[str]:
+    """Return a sentence for each reason why the engine takes some of the points never."""
+    reasons = dict.fromkeys(session.impossible.values())
+    counts = list(session.impossible.values())
+    return [f"{counts.count(why)} of the points skipped: {why}" for why in reasons]
 
 
 def _point_notes(session: Session) -> list[str]:
@@ -218,8 +265,8 @@ def _point_notes(session: Session) -> list[str]:
 
 def _finish(store: RunStore, *, as_json: bool) -> int:
     """Write the report, print the answer, and return the exit code it stands for."""
-    records = store.read_records()
-    show(write_report(store.directory, store.read_info(), records), as_json=as_json)
+    records = store.read_results().records
+    render(store, as_json=as_json)
     outcomes = {record.outcome for record in records}
     if "ok" in outcomes:
         return 0
@@ -246,7 +293,16 @@ def _print_points(session: Session, *, as_json: bool) -> None:
     repeats = session.plan.repeats
     seconds = repeats * sum(guess_seconds(session, point) for point in session.points)
     if as_json:
-        print(json.dumps({"schema": 1, "points": rows, "repeats": repeats, "seconds": seconds}))
+        skipped = [{"key": key, "reason": why} for key, why in session.impossible.items()]
+        print_json(
+            {
+                "schema": 1,
+                "points": rows,
+                "skipped": skipped,
+                "repeats": repeats,
+                "seconds": seconds,
+            }
+        )
         return
     runs = f"{repeats} run{'s' * (repeats > 1)} of each"
     print(f"{escape_terminal(session.shape.name)}: {len(rows)} points, {runs}")
@@ -258,6 +314,6 @@ def _print_points(session: Session, *, as_json: bool) -> None:
             f"{format_bytes(row['kv_bytes']):>11} {format_bytes(row['total_bytes']):>11} "
             f"{duration(row['seconds'])}"
         )
-    for note in _point_notes(session):
+    for note in (*_impossible_lines(session), *_point_notes(session)):
         print(f"note: {escape_terminal(note, 400)}")
     print(f"about {duration(seconds)} in all; nothing was run")

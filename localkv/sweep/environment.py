@@ -7,17 +7,18 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib import metadata
 from typing import Any
 
 import localkv
+from localkv.engines.llamacpp import package_version
 from localkv.probes import gpu_summary, read_host
 
-_PACKAGES = ("llama-cpp-python", "psutil", "nvidia-ml-py", "numpy", "scipy", "pandas", "matplotlib")
+#: The packages whose versions a run records: the engine, the probes, fit and report.
+PACKAGES = ("llama-cpp-python", "psutil", "nvidia-ml-py", "numpy", "scipy", "pandas", "matplotlib")
 
 
 def environment(engine: Mapping[str, Any], n_threads: int) -> dict[str, Any]:
-    """Return the environment record; ``engine`` is ``EngineInfo`` as a dict."""
+    """Return the environment record; ``engine`` is ``EngineInfo`` as a dict, or of a server."""
     host = read_host()
     return {
         "localkv": localkv.__version__,
@@ -32,7 +33,7 @@ def environment(engine: Mapping[str, Any], n_threads: int) -> dict[str, Any]:
             "source": host.memory_available.source,
         },
         "gpu": asdict(gpu_summary()),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: package_version(name) for name in PACKAGES},
     }
 
 
@@ -49,10 +50,3 @@ def shown_path(path: str) -> str:
     """Return ``path`` as a record keeps it: the home directory, which names a person, as ``~``."""
     home = os.path.expanduser("~")
     return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -21,13 +21,16 @@ WORKER = "localkv.sweep.worker"
 _SAMPLE_S = 0.02
 _GPU_SAMPLE_EVERY = 10  # NVML takes about a millisecond; the host reading a few microseconds
 
-#: What a stage of the worker needs memory for, when it dies there.
-_STAGE = {"load": "weights", "context": "context", "decode": "compute", "fill": "compute"}
+#: What a stage needs memory for, when a measurement dies in it.
+STAGES = {"load": "weights", "context": "context", "decode": "compute", "fill": "compute"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to measure: the model file, the point, and how."""
+    """What to measure: the model file, the point, and how.
+
+    ``foretold`` is what a server should say of itself.
+    """
 
     path: Path
     point: Point
@@ -37,6 +40,7 @@ class Job:
     speed_depths: tuple[int, ...] = ()
     prediction: Mapping[str, Any] = field(default_factory=dict)
     resident_compute: int | None = None
+    foretold: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Sampler:
@@ -148,7 +152,7 @@ def judge(
     """Return (outcome, reason, stage) from what a child said and how it ended."""
     if done and end.code == 0:
         return "ok", None, None
-    where = _STAGE.get(stage, stage)
+    where = STAGES.get(stage, stage)
     if end.timed_out:
         return "timeout", f"no end within {timeout:g} s; it was busy with: {stage}", where
     if failure is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from math import prod
@@ -20,30 +20,47 @@ DEFAULT_DEPTHS = (0, 512, 2048, 8192)
 # Several hours of the smallest model; more is a slip of the keyboard.
 MAX_RUNS = 10_000
 
+#: What measures: the engine in a process of localkv's own, or a server that people run.
+BACKENDS = ("llama-cpp-python", "llama-server", "ollama")
+#: What a list that the plan leaves empty stands for, where the back end decides nothing else.
+DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "parallel": DEFAULT_SLOTS,
+    "cache_type_k": ("f16",),
+    "cache_type_v": ("f16",),
+    "batch_size": (2048,),
+    "ubatch_size": (512,),
+    "gpu_layers": (-1,),
+    "flash_attn": ("auto",),
+    "kv_unified": (False,),
+    "swa_full": (False,),
+}
+
 
 @dataclass(frozen=True)
 class SweepPlan:
     """The settings of a sweep; every tuple is a list of values, and the grid is their product.
 
+    An empty list was not asked for: ``DEFAULTS``, or what the back end does by itself.
     ``ctx_size`` are totals over all slots (0: the training context), ``ctx_per_slot`` sizes per
     slot; one of the two is used. ``cache_type`` sets K and V together and, when given, stands for
     both lists. ``speed_depths`` are tokens already in each slot when speed is taken, empty for
-    none. ``timeout`` is in seconds for one run of one point.
+    none. ``timeout`` is in seconds for one run of one point. ``backend`` is one of ``BACKENDS``; a
+    server is started from ``server_bin`` or found, or the one that runs at ``server_url`` is taken.
     """
 
     model: str = "demo"
     ctx_size: tuple[int, ...] = ()
     ctx_per_slot: tuple[int, ...] = ()
-    parallel: tuple[int, ...] = DEFAULT_SLOTS
+    parallel: tuple[int, ...] = ()
     cache_type: tuple[str, ...] = ()
-    cache_type_k: tuple[str, ...] = ("f16",)
-    cache_type_v: tuple[str, ...] = ("f16",)
-    batch_size: tuple[int, ...] = (2048,)
-    ubatch_size: tuple[int, ...] = (512,)
-    gpu_layers: tuple[int, ...] = (-1,)
-    flash_attn: tuple[str, ...] = ("auto",)
-    kv_unified: tuple[bool, ...] = (False,)
-    swa_full: tuple[bool, ...] = (False,)
+    cache_type_k: tuple[str, ...] = ()
+    cache_type_v: tuple[str, ...] = ()
+    batch_size: tuple[int, ...] = ()
+    ubatch_size: tuple[int, ...] = ()
+    gpu_layers: tuple[int, ...] = ()
+    flash_attn: tuple[str, ...] = ()
+    kv_unified: tuple[bool, ...] = ()
+    swa_full: tuple[bool, ...] = ()
     n_outputs_max: int | None = None
     threads: int = 0
     repeats: int = 1
@@ -51,6 +68,20 @@ class SweepPlan:
     timeout: float = 600.0
     speed_depths: tuple[int, ...] = ()
     title: str = ""
+    backend: str = BACKENDS[0]
+    server_bin: str = ""
+    server_url: str = ""
+
+    def values(self, name: str) -> tuple[Any, ...]:
+        """Return the list ``name``, or what it stands for when it is empty."""
+        asked: tuple[Any, ...] = getattr(self, name)
+        return asked or DEFAULTS[name]
+
+    def cache_types(self) -> list[tuple[str, str]]:
+        """Return the pairs of K and V types."""
+        if self.cache_type:
+            return [(name, name) for name in self.cache_type]
+        return list(product(self.values("cache_type_k"), self.values("cache_type_v")))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
@@ -89,27 +120,24 @@ def key_of(config: RunConfig) -> str:
     )
 
 
-def grid(plan: SweepPlan, n_ctx_train: int) -> list[Point]:
+def grid(
+    plan: SweepPlan,
+    n_ctx_train: int,
+    *,
+    settle: Callable[[RunConfig], RunConfig] = lambda config: config,
+) -> list[Point]:
     """Return the points of ``plan``, each once, in the order of the lists.
+
+    ``settle`` returns a configuration as the back end will really run it.
 
     Raises:
         UsageError: a value that the engine does not take, or more than ``MAX_RUNS`` runs.
     """
-    types = (
-        [(name, name) for name in plan.cache_type]
-        if plan.cache_type
-        else list(product(plan.cache_type_k, plan.cache_type_v))
-    )
     lists = (
-        plan.parallel,
+        plan.values("parallel"),
         _contexts(plan, n_ctx_train),
-        types,
-        plan.ubatch_size,
-        plan.batch_size,
-        plan.gpu_layers,
-        plan.flash_attn,
-        plan.kv_unified,
-        plan.swa_full,
+        plan.cache_types(),
+        *(plan.values(name) for name in _AXES),
     )
     runs = plan.repeats * prod(len(values) for values in lists)
     if runs > MAX_RUNS:
@@ -132,9 +160,14 @@ def grid(plan: SweepPlan, n_ctx_train: int) -> list[Point]:
             n_outputs_max=slots if plan.n_outputs_max is None else plan.n_outputs_max,
             n_gpu_layers=layers,
         )
-        key = key_of(validate(config))
+        config = settle(validate(config))
+        key = key_of(config)
         points.setdefault(key, Point(config, key))
     return list(points.values())
+
+
+#: The lists that are one setting each, in the order in which the grid goes through them.
+_AXES = ("ubatch_size", "batch_size", "gpu_layers", "flash_attn", "kv_unified", "swa_full")
 
 
 def _contexts(plan: SweepPlan, n_ctx_train: int) -> Sequence[int]:
@@ -167,7 +200,7 @@ _WORDS = ("cache-type", "cache-type-k", "cache-type-v", "flash-attn")
 _FLAGS = ("kv-unified", "swa-full")
 #: Whole numbers and the least that each may be.
 _NUMBERS = {"repeats": 1, "seed": 0, "threads": 0, "n-outputs-max": 0}
-_TEXTS = ("model", "title")
+_TEXTS = ("model", "title", "server-bin", "server-url")
 
 
 def read_plan(path: Path) -> dict[str, Any]:
@@ -233,12 +266,16 @@ def _setting(key: str, value: Any) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
             return value
         raise UsageError(f"{value!r} is not a time", "write seconds, more than 0")
+    if key == "backend":
+        if value in BACKENDS:
+            return value
+        raise UsageError(f"{value!r} is no back end", f"use one of {', '.join(BACKENDS)}")
     if key in _TEXTS:
         if isinstance(value, str):
             return value
         raise UsageError(f"{value!r} is not a text", 'write it in quotes, e.g. "demo"')
     known = ", ".join(
-        (*_TEXTS, *_INTS, "gpu-layers", *_WORDS, *_FLAGS, "speed", "timeout", *_NUMBERS)
+        (*_TEXTS, "backend", *_INTS, "gpu-layers", *_WORDS, *_FLAGS, "speed", "timeout", *_NUMBERS)
     )
     raise UsageError("there is no such setting", f"known settings: {known}")
 

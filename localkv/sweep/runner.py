@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from localkv.units import format_bytes
 
 # Rates of the first guess at a duration; replaced by what the run itself shows.
 _START_S = 0.6
+_SKIP_S = 0.01
 _LOAD_BYTES_PER_S = 1 << 30
 _FLOP_PER_S_PER_THREAD = 2e10
 
@@ -59,16 +61,23 @@ def run_sweep(
         KeyboardInterrupt: passed on, after the child has been ended.
     """
     clock = _Clock(session, pairs)
-    with open_nvml() as gpu:
+    with open_nvml() as gpu, _measuring(session, store) as measure_point:
         for index, (point, repeat) in enumerate(pairs):
             tell = partial(_tell, observe, clock, Progress(index, len(pairs), point, repeat))
             tell()
-            record = None if force else _refused(session, point, repeat, gpu)
+            record = _refused(session, point, repeat, gpu, force=force)
             if record is None:
-                record = measure(_job(session, point, repeat), gpu, tell)
+                record = measure_point(_job(session, point, repeat), gpu, tell)
             store.append(record)
             clock.finished(index)
             tell(record=record)
+
+
+def _measuring(session: Session, store: RunStore) -> AbstractContextManager[Any]:
+    """Give what measures a point: a server, or a child of this process."""
+    if session.served is None:
+        return nullcontext(measure)
+    return session.served.measuring(store.directory)
 
 
 def _tell(
@@ -92,13 +101,19 @@ def _job(session: Session, point: Point, repeat: int) -> Job:
         speed_depths=session.plan.speed_depths,
         prediction=_prediction(session.estimates[point.key]),
         resident_compute=session.resident_compute.get(point.key),
+        foretold=session.served.foretold[point.key] if session.served else {},
     )
 
 
-def _refused(session: Session, point: Point, repeat: int, gpu: object) -> PointRecord | None:
-    """Return the record of a point that would not fit, None when it may be tried."""
-    estimate = session.estimates[point.key]
-    reason = shortage(estimate, _free(gpu))
+def _refused(
+    session: Session, point: Point, repeat: int, gpu: object, *, force: bool
+) -> PointRecord | None:
+    """Return the record of a point that cannot be or would not fit, None when it may be tried."""
+    estimate = session.estimates.get(point.key)
+    reason = session.impossible.get(point.key)
+    stage = "settings" if reason else "preflight"
+    if estimate is not None and not force:
+        reason = shortage(estimate, _free(gpu))
     if reason is None:
         return None
     return PointRecord(
@@ -107,8 +122,8 @@ def _refused(session: Session, point: Point, repeat: int, gpu: object) -> PointR
         outcome="skipped",
         config=point.config.to_dict(),
         reason=reason,
-        stage="preflight",
-        prediction=_prediction(estimate),
+        stage=stage,
+        prediction=_prediction(estimate) if estimate else {},
     )
 
 
@@ -141,6 +156,8 @@ def shortage(estimate: Estimate, free: dict[str, int | None]) -> str | None:
 
 def guess_seconds(session: Session, point: Point) -> float:
     """Return about how long one run of ``point`` takes; a first guess from the model's size."""
+    if point.key in session.impossible:
+        return _SKIP_S
     config = point.config
     per_slot = config.n_ctx // config.n_seq_max or session.shape.n_ctx_train
     depth = min(per_slot, max(session.plan.speed_depths, default=0))
