@@ -19,10 +19,12 @@ OUTCOMES = ("ok", "skipped", "failed", "oom", "crashed", "timeout")
 #: The phases of a point, in order.
 PHASES = ("baseline", "model", "context", "decode", "fill", "closed")
 
-T = TypeVar("T", bound="_Record")
+T = TypeVar("T", bound="Record")
 
 
-class _Record:
+class Record:
+    """A dataclass that becomes JSON and comes back."""
+
     @classmethod
     def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
         """Return the record written by :meth:`to_dict`."""
@@ -35,7 +37,7 @@ class _Record:
 
 
 @dataclass(frozen=True)
-class Reading(_Record):
+class Reading(Record):
     """One figure read by a probe: ``value`` in ``unit``, or None because of ``why``."""
 
     value: int | None
@@ -45,7 +47,7 @@ class Reading(_Record):
 
 
 @dataclass(frozen=True)
-class Phase(_Record):
+class Phase(Record):
     """The readings at the end of one phase, ``seconds`` after the worker started.
 
     Keys of ``readings``: rss, rss_anon, rss_file, uss, peak_rss (host); vram_process,
@@ -69,7 +71,7 @@ class Phase(_Record):
 
 
 @dataclass(frozen=True)
-class Speed(_Record):
+class Speed(Record):
     """Speed at one depth: tokens already in each slot, and tokens per second over all slots."""
 
     depth: int
@@ -79,17 +81,22 @@ class Speed(_Record):
 
 
 @dataclass(frozen=True)
-class PointRecord(_Record):
+class PointRecord(Record):
     """One run of one point.
 
     ``key`` identifies the point among those of a run (same settings, same key); ``config`` is
     ``RunConfig.to_dict()``; ``prediction`` is ``Estimate.to_dict()``; ``engine`` holds what the
     engine's log said (see ``engines.log``), all sizes in bytes; ``peak`` the highest readings,
     by key as in a phase, sampled by the parent and by the kernel's own mark; ``timings`` seconds
-    by phase (``load``, ``context``, ``decode``, ``wall``, ...). ``resident_compute`` is the part of
+    by phase (``load``, ``context``, ``decode``, ``wall``, ...); ``server``, for a point that ran in
+    one, its ``program``, whether it was ``attached``, and what it says of itself: ``ps_bytes`` and
+    ``ps_vram_bytes`` of Ollama's /api/ps beside the ``ps_predicted`` ones, or ``ps_why`` there are
+    none, ``read_tokens`` of each slot's prompt. A server loads weights and context in one go: such
+    a point has no phase ``model``. ``resident_compute`` is the part of
     the planned compute buffers, in bytes, that the tokens decoded here can make resident; None
     when the engine gave no plan. ``reason`` explains any outcome
-    but ok in one line; ``stage`` says what could not be had: weights, kv, compute, decode.
+    but ok in one line; ``stage`` says what could not be had: weights, kv, compute, decode; of a
+    skipped point ``preflight`` (the memory) or ``settings`` (the engine takes no such pair).
     """
 
     key: str
@@ -106,6 +113,7 @@ class PointRecord(_Record):
     resident_compute: int | None = None
     timings: dict[str, float] = field(default_factory=dict)
     speed: tuple[Speed, ...] = ()
+    server: dict[str, Any] = field(default_factory=dict)
     environment: str = "run.json"
     log_tail: tuple[str, ...] = ()
 
@@ -126,12 +134,14 @@ class PointRecord(_Record):
 
 
 @dataclass(frozen=True)
-class RunInfo(_Record):
+class RunInfo(Record):
     """What a whole run is: written once as ``run.json`` before the first point.
 
     ``argv`` is the command that started it, ``seed`` the seed of the shuffled order, ``points``
     how many (point, repeat) pairs were planned, ``plan`` the settings it came from.
     ``environment`` records machine, engine, versions, probes; ``model`` the model's facts.
+    ``levers`` holds what could be changed to need less, as ``table`` (``Lever.to_dict()``), counted
+    from the point ``key``; empty in runs of versions that did not work it out.
     """
 
     schema: int = SCHEMA
@@ -144,8 +154,21 @@ class RunInfo(_Record):
     plan: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    levers: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunInfo:
-        """Return the record written by ``to_dict``."""
-        return super().from_dict({**data, "argv": tuple(data.get("argv", ()))})
+        """Return the record written by ``to_dict``.
+
+        Raises:
+            TypeError: a field is not what it should be.
+        """
+        info = super().from_dict({**data, "argv": tuple(data.get("argv", ()))})
+        for each in fields(cls):
+            default = getattr(_DEFAULTS, each.name)
+            if not isinstance(getattr(info, each.name), type(default)):
+                raise TypeError(f"its {each.name} is not what it should be")
+        return info
+
+
+_DEFAULTS = RunInfo()
