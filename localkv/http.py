@@ -65,7 +65,7 @@ class Client:
         """Prepare for ``base_url``; nothing is sent yet.
 
         Raises:
-            UsageError: it is no http(s) URL, or holds a password.
+            UsageError: it is no http(s) URL, or holds a password; or the API key cannot be sent.
         """
         import httpx
 
@@ -81,7 +81,7 @@ class Client:
             "Connection": "close",
             "User-Agent": "localkv",
         }
-        self._key = os.environ.get(API_KEY, "")
+        self._key = _api_key()
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         # A proxy from the environment is for the world outside, and .netrc is no place we look in.
@@ -232,6 +232,15 @@ class Client:
                 "is this the server that you mean?",
                 "answer",
             ) from None
+
+
+def _api_key() -> str:
+    """Return the key of the environment; a stray end of line (CRLF files) is no part of it."""
+    key = os.environ.get(API_KEY, "").strip()
+    # httpx quotes a header that it refuses, key and all.
+    if not all(" " <= character <= "~" for character in key):
+        raise UsageError(f"{API_KEY} holds a character that no key has", "set it to the key alone")
+    return key
 
 
 def checked_url(text: str) -> str:

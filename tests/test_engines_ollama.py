@@ -81,7 +81,9 @@ def test_what_it_allocates_was_predicted(
             server.unload(name)
             wait_until(lambda runner=runner: not alive(runner))
     measured, predicted = (held[4096][i] - held[2048][i] for i in (0, 1))
-    assert abs(measured - predicted) <= 0.02 * predicted
+    # The older runner is a Go program: what it holds of its freed heap is chance, up to a MiB.
+    scatter = 3 << 19 if generation == "ollama-old" else 0
+    assert abs(measured - predicted) <= max(0.02 * predicted, scatter)
 
 
 @pytest.mark.server

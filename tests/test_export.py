@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from observe_helpers import fake_server
+from click.testing import CliRunner
+from observe_helpers import FakeServer, fake_server, html
+from prometheus_client.parser import text_string_to_metric_families
 from server_helpers import (
     ollama_create,
     running_llama_server,
@@ -25,9 +28,12 @@ from server_helpers import (
     running_prometheus,
 )
 from servers import binary
+from url_helpers import Handler, Server, Site, serving
 
+from localkv.cli.export import command
+from localkv.errors import UsageError
 from localkv.http import Client
-from localkv.observe.exporter import Exporter, Target
+from localkv.observe.exporter import Awaited, Exporter, Target
 from localkv.observe.targets import connect
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -181,3 +187,129 @@ def test_a_sleeping_server_holds_no_cache() -> None:
     samples = {s.name: s.value for family in families for s in family.samples}
     assert samples["localkv_kv_cache_idle_bytes"] == 0
     assert "localkv_kv_cache_used_tokens" not in samples
+
+
+def samples_at(address: str) -> dict[str, dict[tuple[str, str, str], float]]:
+    """Return what a scrape says: metric -> (server, instance_url, kind or "") -> value."""
+    with Client(f"http://{address}") as client:
+        text = client.get_text("/metrics", timeout=30)
+    found: dict[str, dict[tuple[str, str, str], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = sample.labels
+            key = labels["server"], labels["instance_url"], labels.get("kind", "")
+            found.setdefault(sample.name, {})[key] = sample.value
+    return found
+
+
+@contextmanager
+def listening_at(port: int) -> Iterator[FakeServer]:
+    """Run a server that answers as llama-server on ``port``."""
+    site = Site(port, "http")
+    with Server(("127.0.0.1", port), type("Bound", (Handler,), {"site": site})) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield FakeServer(site)
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_server_that_starts_later_is_connected_at_a_later_scrape() -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with fake_server() as there, exporter(there.url, f"{url}/") as address:
+        for scrapes in (1, 2):
+            before = samples_at(address)
+            assert before["localkv_up"] == {
+                ("llama-server", there.url, ""): 1,
+                ("unknown", url, ""): 0,
+            }
+            failures = before["localkv_scrape_failures_total"]
+            assert failures == {("unknown", url, "unreachable"): scrapes}
+        with listening_at(port) as late:
+            after = samples_at(address)
+            assert late.asked("/slots") == 1
+        gone = samples_at(address)
+    connected = ("llama-server", url, "")
+    assert after["localkv_up"] == {("llama-server", there.url, ""): 1, connected: 1}
+    assert after["localkv_kv_cache_used_tokens"][connected] == 42
+    assert after["localkv_scrape_failures_total"] == {("llama-server", url, "unreachable"): 2}
+    assert gone["localkv_up"][connected] == 0
+    assert gone["localkv_scrape_failures_total"] == {("llama-server", url, "unreachable"): 3}
+
+
+def test_a_name_is_the_label_before_anybody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv("OLLAMA_HOST", f"127.0.0.1:{port}")
+    with exporter("ollama") as address:
+        assert samples_at(address)["localkv_up"] == {("ollama", f"http://127.0.0.1:{port}", ""): 0}
+
+
+def test_a_page_is_a_failed_answer_and_a_loading_server_is_loading() -> None:
+    with serving() as page, fake_server() as loading:
+        for path in ("/metrics", "/props", "/api/version"):
+            page.add(path, html())
+        loading.answer(html(503))
+        with exporter(page.url, loading.url) as address:
+            said = samples_at(address)
+            assert said["localkv_up"] == {
+                ("unknown", page.url, ""): 0,
+                ("unknown", loading.url, ""): 0,
+            }
+            assert said["localkv_scrape_failures_total"] == {
+                ("unknown", page.url, "answer"): 1,
+                ("unknown", loading.url, "loading"): 1,
+            }
+            loading.restore()
+            after = samples_at(address)["localkv_up"]
+            assert after[("llama-server", loading.url, "")] == 1
+
+
+def test_two_scrapes_at_once_connect_once() -> None:
+    with fake_server() as server:
+        reached = []
+
+        def reach() -> tuple[Any, Any]:
+            reached.append(connect(server.url, {}))
+            return reached[-1], lambda snapshot: {}
+
+        both = Exporter([Target(Awaited("unknown", server.url, reach))])
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda _: list(both.collect()), range(2)))
+        assert len(reached) == 1
+        reached[0].close()
+
+
+@pytest.mark.parametrize("target", ["ftp://host", "http://user:secret@127.0.0.1:1", "http://a:b"])
+def test_what_is_no_address_is_an_error_at_the_start(target: str) -> None:
+    done = run_export(target)
+    assert done.returncode == 2, done.stderr
+    assert "URL" in done.stderr
+    assert "secret" not in done.stderr
+
+
+def test_several_servers_for_auto_are_an_error_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fake_server() as one, fake_server() as two:
+        usual = {name: url.rsplit(":", 1)[1] for name, url in (("vllm", one.url), ("x", two.url))}
+        monkeypatch.setattr("localkv.observe.targets.USUAL_PORTS", {"ollama": 11434, **usual})
+        monkeypatch.setenv("OLLAMA_HOST", f"127.0.0.1:{free_port()}")
+        done = CliRunner().invoke(command, ["auto", "--listen", "127.0.0.1:0"])
+    assert isinstance(done.exception, UsageError)
+    assert "several servers answer" in str(done.exception)
+
+
+def run_export(*targets: str) -> subprocess.CompletedProcess[str]:
+    """Run ``localkv export`` that is expected to end by itself."""
+    command = [sys.executable, "-m", "localkv", "export", *targets, "--listen", "127.0.0.1:0"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -11,14 +11,25 @@ import pytest
 
 from localkv.analysis.growth import SLACK, explain
 from localkv.cli.observe_memory import memory_lines
+from localkv.cli.observe_screens import LogScreen
 from localkv.engines.log_follow import LogFollower
 from localkv.errors import UsageError
 from localkv.observe.command_line import server_settings
+from localkv.observe.growth import Ledger
 from localkv.observe.pinned import pinned_by_llama_server, pinned_by_ollama, seconds_left
 from localkv.observe.slot_history import SlotHistory
 from localkv.probes.output import output_file
 from localkv.report.growth import growth_words, memory_section, pinned_words
-from localkv.snapshots import HostMemory, Loaded, MemoryPart, Observed, Pinned, Slot, Snapshot
+from localkv.snapshots import (
+    HostMemory,
+    Loaded,
+    MemoryPart,
+    Observed,
+    Pinned,
+    RecordingInfo,
+    Slot,
+    Snapshot,
+)
 from localkv.units import GIB, MIB
 
 LOG = Path(__file__).parent / "data" / "server_memory" / "gemma3_270m.log"
@@ -196,6 +207,24 @@ def test_a_log_that_was_cut_short_is_read_from_its_beginning(tmp_path: Path) -> 
     assert log.read().server.cache_ram == 5 * MIB
 
 
+def test_a_log_that_is_silent_on_the_cache_leaves_it_to_the_slots(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    below_lv_4 = "I srv load_model: initializing, n_slots = 2, n_ctx_slot = 2048, kv_unified = "
+    log.write_text(f"{below_lv_4}'false'\n", encoding="utf-8")
+    facts = {"model_path": str(smollm2_path), "n_ctx_per_slot": 2048, "total_slots": 2}
+    ledger = Ledger(7, {}, log=LogFollower(log))
+    found = {}
+    for slots in (EMPTY, FIRST, [slot(0, 2, 50), slot(1, None, 0)]):
+        read = ledger.read(Snapshot("llama-server", slots=tuple(slots), facts=facts), 100 * MIB)
+        found = {part.name: part for part in read.parts}
+    cache = found["prompt cache"]
+    assert (cache.source, cache.most) == ("slots", 8 * GIB)
+    assert cache.grown > 0
+    assert "1 saved prompt, at most 8.00 GiB" in cache.note
+
+
 def test_a_log_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read the log .*none\.log"):
         LogFollower(tmp_path / "none.log")
@@ -291,3 +320,73 @@ def test_names_and_notes_are_escaped_on_every_page() -> None:
 def test_a_page_without_memory_has_no_section() -> None:
     assert memory_section([Observed(0.0, 0.0)]) == memory_lines(Observed(0.0, 0.0), 80) == []
     assert pinned_words(Pinned("m")) == ["nothing is known of its size"]
+
+
+NOTED = MemoryPart(
+    "context checkpoints", 0, 5 * GIB, 0, 5 * GIB, "formula", "of the sliding windows, " * 3 + "end"
+)
+
+
+@pytest.mark.parametrize(("most", "beside"), [(40, False), (60, False), (100, True)])
+def test_a_note_without_room_beside_its_row_stands_below_it(most: int, beside: bool) -> None:
+    seen = Observed(0.0, 0.0, memory=(memory(205 * MIB, CACHE, NOTED),))
+    lines = memory_lines(seen, most)
+    assert max(map(len, lines)) <= most
+    row = next(i for i, line in enumerate(lines) if line.startswith("  context checkpoints"))
+    assert ("of the sliding" in lines[row]) == beside
+    # Words stay whole: the note takes a few lines, not one for each letter.
+    assert [line.split()[-1] for line in lines[row : row + 6]].count("end") == 1
+    if most > 40:
+        heads = lines[2]
+        assert heads.split() == ["part", "now", "grown"]
+        cache = next(line for line in lines if line.startswith("  prompt cache"))
+        for head, cell in (("now", "200.00 MiB"), ("grown", "+200.00 MiB")):
+            ends = [i + len(cell) for i in range(len(cache)) if cache.startswith(cell, i)]
+            assert heads.index(head) + len(head) in ends
+
+
+@pytest.mark.parametrize(
+    ("kinds", "gone"),
+    [((), False), (("slow",), False), (("unreachable",), True), (("unreachable", "loading"), True)],
+)
+def test_a_server_that_is_gone_is_not_to_be_killed(
+    kinds: tuple[str, ...], gone: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = Pinned("m", 5 * MIB, free=("kill 7  # ends the server",))
+    said = Snapshot(server="llama-server")
+    seen = Observed(0.0, 0.0, said, memory=(memory(205 * MIB, CACHE),), pinned=(held,))
+    looks = [seen, *(Observed(1.0, 0.0, error="no", error_kind=kind) for kind in kinds)]
+    with LogScreen(
+        RecordingInfo(localkv="0", created="now", server="llama-server", url=URL, interval=1.0)
+    ) as screen:
+        for look in looks:
+            screen.show(look)
+    for page in (capsys.readouterr().out, "\n".join(memory_section(looks))):
+        assert ("kill 7" in page) == ("inned while idle" in page) == (not gone)
+        assert "ost memory of process 7" in page
+        assert ("process 7 when last seen" in page) == gone
+
+
+@pytest.mark.parametrize(
+    ("looks", "words"),
+    [
+        ([[slot(0, 3, 90)]], "none seen since the watch began; earlier ones are not known, at"),
+        ([[slot(0, None, 0)], [slot(0, 3, 90)]], "0 saved prompts, at"),
+        ([[slot(0, 3, 90)], [slot(0, 4, 50)]], "1 saved prompt, at"),
+    ],
+)
+def test_prompts_from_before_the_watch_are_not_known(
+    smollm2_path: Path, looks: list[list[Slot]], words: str
+) -> None:
+    facts = {"model_path": str(smollm2_path), "n_ctx_per_slot": 2048, "total_slots": 1}
+    ledger = Ledger(7, {})
+    for slots in looks:
+        said = Snapshot("llama-server", slots=tuple(slots), facts=facts)
+        read = ledger.read(said, 100 * MIB)
+    cache, samplers = read.part("prompt cache"), read.part("samplers")
+    assert cache is not None
+    assert cache.note.startswith(words)
+    assert samplers is not None
+    assert samplers.note.endswith("in its slot")
+    page = "\n".join(memory_lines(Observed(0.0, 0.0, memory=(read,)), 80))
+    assert "0 B seen" not in page

@@ -182,6 +182,25 @@ def test_the_key_comes_from_the_environment_and_is_not_shown(
     assert "secret-key" not in f"{error} {error!r} {error.body}"
 
 
+@pytest.mark.parametrize("key", ["sec\nret", "sec\x7fret", "secrét"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
+    key: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(API_KEY, key)
+    with pytest.raises(UsageError) as caught:
+        Client(site.url)
+    assert "sec" not in str(caught.value)
+
+
+def test_the_end_of_line_behind_a_key_is_not_sent(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add("/x", status(404))
+    monkeypatch.setenv(API_KEY, "secret-key\r\n")
+    failure(site)
+    assert site.headers[-1]["authorization"] == "Bearer secret-key"
+
+
 def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

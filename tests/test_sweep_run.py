@@ -315,8 +315,9 @@ def test_a_killed_sweep_leaves_no_child_and_is_resumed(smollm2_path: Path, tmp_p
     assert (out / "report.md").exists()
 
 
-def test_ctrl_c_keeps_what_is_done_and_names_the_command_that_goes_on(
-    smollm2_path: Path, tmp_path: Path
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_a_signal_keeps_what_is_done_and_names_the_command_that_goes_on(
+    smollm2_path: Path, tmp_path: Path, sent: signal.Signals
 ) -> None:
     out = tmp_path / "a run"
     process = start("sweep", "-m", smollm2_path, *SMALL, "-o", out)
@@ -324,7 +325,7 @@ def test_ctrl_c_keeps_what_is_done_and_names_the_command_that_goes_on(
     wait_until(lambda: has_worker(process.pid))
     child = worker_of(process.pid)
 
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, said = process.communicate(timeout=30)
 
     assert process.returncode == 130

@@ -87,8 +87,16 @@ def of_llama_server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory
     )
 
 
-def agrees(swept: Swept) -> None:
-    """Assert that log, prediction and measured growth of every point are the same."""
+#: How much of the heap that it freed the older Ollama's runner, a Go program, still holds is
+#: chance: up to a MiB, which is 2 % of the smallest growth here.
+GO_HEAP = 3 << 19
+
+
+def agrees(swept: Swept, scatter: int = 0) -> None:
+    """Assert that log, prediction and measured growth of every point are the same.
+
+    Growth within 2 %, the smaller ones within ``scatter`` bytes if that is more.
+    """
     for record in swept.records:
         assert (record.outcome, record.reason) == ("ok", None)
         told, expected = record.engine["kv_bytes"], points.predicted(record, "kv")
@@ -104,7 +112,11 @@ def agrees(swept: Swept) -> None:
         first, *more = [s for s in samples if s.slots == slots]
         for sample in more:
             grown = sample.measured - first.measured
-            assert grown == pytest.approx(sample.expected - first.expected, rel=0.02)
+            expected = sample.expected - first.expected
+            assert grown == pytest.approx(expected, rel=0.02, abs=scatter)
+    least, *_, most = sorted(samples, key=lambda s: s.expected)
+    whole = most.expected - least.expected
+    assert most.measured - least.measured == pytest.approx(whole, rel=0.02)
 
 
 def nothing_left(swept: Swept) -> None:
@@ -115,7 +127,8 @@ def nothing_left(swept: Swept) -> None:
 def test_ollama_needs_what_was_predicted(of_ollama: Swept) -> None:
     contexts = {(r.config["n_ctx"], r.config["n_seq_max"]) for r in of_ollama.records}
     assert contexts == {(c * n, n) for c in (2048, 4096) for n in (1, 2, 4)}
-    agrees(of_ollama)
+    old = of_ollama.directory.name.startswith("ollama-old")
+    agrees(of_ollama, GO_HEAP if old else 0)
     nothing_left(of_ollama)
 
 
@@ -287,9 +300,11 @@ def test_a_model_is_measured_under_its_name(smollm2_path: Path, run: Run, tmp_pa
         wait_until(lambda: state(server) == before)
 
 
-@pytest.mark.parametrize("owned", [False, True])
-def test_ctrl_c_leaves_nothing_behind(
-    theirs: Server, smollm2_path: Path, tmp_path: Path, owned: bool
+@pytest.mark.parametrize(
+    ("owned", "sent"), [(False, signal.SIGTERM), (True, signal.SIGINT)], ids=["theirs", "owned"]
+)
+def test_a_signal_leaves_nothing_behind(
+    theirs: Server, smollm2_path: Path, tmp_path: Path, owned: bool, sent: signal.Signals
 ) -> None:
     before = state(theirs)
     which = ("--server-bin", binary("ollama")) if owned else ("--server-url", theirs.url)
@@ -313,7 +328,7 @@ def test_ctrl_c_leaves_nothing_behind(
             return any("--model" in p.cmdline() for p in family if alive(p))
 
         wait_until(at_work)
-        sweep.send_signal(signal.SIGINT)
+        sweep.send_signal(sent)
         _, err = sweep.communicate(timeout=120)
     finally:
         sweep.kill()

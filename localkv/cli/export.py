@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from contextlib import ExitStack
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localkv.errors import UsageError
+from localkv.cli.signals import sigterm_interrupts
+from localkv.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from localkv.observe.exporter import Target
+    from localkv.observe.exporter import Predict, Target
+    from localkv.observe.targets import Server
 
 DEFAULT_LISTEN = "127.0.0.1:9469"
 
@@ -34,6 +37,7 @@ DEFAULT_LISTEN = "127.0.0.1:9469"
     default=None,
     help="llama-server: whether the slots share one cache.  [default: as it was started]",
 )
+@sigterm_interrupts()
 def command(
     targets: tuple[str, ...], listen: str, model: str | None, kv_unified: bool | None
 ) -> None:
@@ -47,11 +51,14 @@ def command(
     from prometheus_client.exposition import start_http_server
 
     from localkv.observe.exporter import Exporter
+    from localkv.report.escape import escape_terminal
 
     host, port = _address(listen)
     with ExitStack() as stack:
         registry = CollectorRegistry()
-        registry.register(Exporter([_target(stack, t, model, kv_unified) for t in targets]))
+        silent: list[EngineError] = []
+        exported = [_target(stack, silent, t, model, kv_unified) for t in targets]
+        registry.register(Exporter(exported))
         try:
             server, thread = start_http_server(port, host, registry)
         except OSError as error:
@@ -60,6 +67,9 @@ def command(
             ) from None
         bound = server.server_address[1]
         print(f"localkv: metrics at http://{host}:{bound}/metrics", file=sys.stderr, flush=True)
+        for said in silent:
+            text = f"localkv: {escape_terminal(said.message)}; every scrape tries again"
+            print(text, file=sys.stderr, flush=True)
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
@@ -67,12 +77,30 @@ def command(
             thread.join()
 
 
-def _target(stack: ExitStack, name: str, model: str | None, kv_unified: bool | None) -> Target:
-    from localkv.cli.attach import attach
-    from localkv.observe.exporter import Target
+def _target(
+    stack: ExitStack,
+    silent: list[EngineError],
+    name: str,
+    model: str | None,
+    kv_unified: bool | None,
+) -> Target:
+    """Return what ``name`` means, connected if it answers; else ``silent`` gets what it said."""
+    from localkv.cli.attach import reach
+    from localkv.http import checked_url
+    from localkv.observe.exporter import Awaited, Target
+    from localkv.observe.sources import USUAL_PORTS
+    from localkv.observe.targets import urls
 
-    found = attach(stack, name, model=model, kv_unified=kv_unified)
-    return Target(found.server, found.predict)
+    def connect() -> tuple[Server, Predict]:
+        return reach(stack, name, model=model, kv_unified=kv_unified)
+
+    try:
+        return Target(*connect())
+    except EngineError as error:
+        silent.append(error)
+    # As it will be called once it answers, so that its series go on; auto is no address yet.
+    url = "auto" if name == "auto" else checked_url(urls(name, os.environ)[0])
+    return Target(Awaited(name if name in USUAL_PORTS else "unknown", url, connect))
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -15,9 +15,10 @@ import click
 
 import localkv
 from localkv.cli import say
-from localkv.cli.observe_load import load_options, run_load
+from localkv.cli.observe_load import load_options, refuse_without_load, run_load
 from localkv.cli.observe_memory import log_option, with_memory
-from localkv.cli.options import json_option
+from localkv.cli.options import FiniteRange, json_option
+from localkv.cli.signals import sigterm_interrupts
 from localkv.errors import EngineError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--interval",
     metavar="SECONDS",
-    type=click.FloatRange(0.05),
+    type=FiniteRange(0.05),
     default=1.0,
     show_default=True,
     help="Between two looks.",
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--duration",
     metavar="SECONDS",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     help="How long to watch.  [default: until Ctrl-C]",
 )
 @click.option(
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 @log_option
 @load_options
 @json_option
+@sigterm_interrupts()
 def command(target: str, as_json: bool, **options: Any) -> None:
     """Watch a live server: its KV cache, requests, speed and memory, beside what localkv predicts.
 
@@ -74,6 +76,7 @@ def command(target: str, as_json: bool, **options: Any) -> None:
     if options["load"]:
         run_load(target, options, as_json=as_json)
         return
+    refuse_without_load(click.get_current_context())
     from localkv.cli.attach import attach
     from localkv.observe.watch import is_failed
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 import localkv
 from localkv.cli import say
-from localkv.errors import EngineError, Interrupted
+from localkv.cli.options import FiniteRange
+from localkv.errors import EngineError, Interrupted, UsageError
 
 if TYPE_CHECKING:
     from localkv.cli.attach import Attached
@@ -53,21 +55,21 @@ _OPTIONS = (
     click.option(
         "--max-seconds",
         metavar="SECONDS",
-        type=click.FloatRange(1, 86_400),
+        type=FiniteRange(1, 86_400),
         default=300,
         show_default=True,
         help="With --load: no longer than this.",
     ),
     click.option(
         "--price",
-        type=click.FloatRange(0),
+        type=FiniteRange(0),
         metavar="PRICE",
         help="With --load: of a million prompt tokens, to say what a cached prefix saves.",
     ),
     click.option(
         "--discount",
         metavar="PERCENT",
-        type=click.FloatRange(0, 100),
+        type=FiniteRange(0, 100),
         default=90,
         show_default=True,
         help="With --load: how much cheaper cached prompt tokens are.",
@@ -78,6 +80,18 @@ _OPTIONS = (
 )
 
 
+#: The options that mean nothing without --load.
+_FOR_LOAD = (
+    "only",
+    "generate",
+    "max_requests",
+    "max_seconds",
+    "price",
+    "discount",
+    "yes_remote",
+)
+
+
 def load_options(function: F) -> F:
     """Add the options of a load to ``observe``."""
     for option in reversed(_OPTIONS):
@@ -85,11 +99,23 @@ def load_options(function: F) -> F:
     return function
 
 
+def refuse_without_load(ctx: click.Context) -> None:
+    """Refuse the options of a load in a command that has none.
+
+    Raises:
+        UsageError: one was given.
+    """
+    for name in _FOR_LOAD:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"--{name.replace('_', '-')} is for --load", "add --load")
+
+
 def run_load(target: str, options: dict[str, Any], *, as_json: bool) -> None:
     """Load the server of ``target`` and print what it came to.
 
     Raises:
         UsageError: the server is on another machine, or the recording is there already.
+        ModelError: the model that was named cannot be read.
         EngineError: it does not answer, or stopped answering; what was measured is printed first.
         Interrupted: Ctrl-C; what was measured is printed first.
     """
@@ -127,7 +153,7 @@ def _prepare(
     from localkv.observe.load_run import Budget, LoadRun
 
     model = options["model"]
-    found = attach(stack, target, model=model, kv_unified=options["kv_unified"])
+    found = attach(stack, target, model=model, kv_unified=options["kv_unified"], loads=True)
     server, snapshot = found.server, found.snapshot
     local_only(server.url, options["yes_remote"])
     if snapshot.server == "ollama" and (model or not snapshot.loaded):

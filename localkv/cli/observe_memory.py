@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from localkv.cli.terminal import wrap
+from localkv.cli.terminal import columns, fold, wrap
 from localkv.report.escape import escape_terminal
 from localkv.snapshots import HostMemory, Observed, Pinned
 from localkv.units import format_bytes
@@ -16,6 +16,9 @@ from localkv.units import format_bytes
 if TYPE_CHECKING:
     from localkv.cli.attach import Attached
 
+#: Columns that a note beside its row needs; with less room it stands below.
+_LEAST_NOTE = 24
+_BELOW = " " * 6
 #: Characters of a sentence or a command of ours with a name in it.
 _LONG = 1000
 
@@ -45,30 +48,51 @@ def with_memory(
         yield books.add(seen, predicted)
 
 
-def memory_lines(seen: Observed, most: int) -> list[str]:
-    """Return what is pinned while idle and what the memory is made of, ``most`` columns wide."""
-    lines = [line for pinned in seen.pinned for line in _pinned(pinned, most)]
-    return lines + [line for memory in seen.memory for line in _account(memory, most)]
+def memory_lines(seen: Observed, most: int, *, gone: bool = False) -> list[str]:
+    """Return what is pinned while idle and what the memory is made of, ``most`` columns wide.
+
+    ``gone``: the server was not there any more after ``seen``, so that nothing is pinned and its
+    process id may be another's by now.
+    """
+    held = () if gone else seen.pinned
+    lines = [line for pinned in held for line in _pinned(pinned, most)]
+    return lines + [line for memory in seen.memory for line in _account(memory, most, gone)]
 
 
 def _pinned(pinned: Pinned, most: int) -> list[str]:
     from localkv.report.growth import pinned_words
 
-    lines = ["", f"pinned while idle: {escape_terminal(pinned.name)}"]
+    lines = ["", *wrap(f"pinned while idle: {escape_terminal(pinned.name)}", most, "", "  ")]
     for words in pinned_words(pinned):
         lines += wrap(escape_terminal(words, _LONG), most, "  ")
     # A command stays whole, so that it can be copied.
     return lines + [f"  to free it: {escape_terminal(command, _LONG)}" for command in pinned.free]
 
 
-def _account(memory: HostMemory, most: int) -> list[str]:
-    from localkv.report.growth import growth_words, part_rows
+def _account(memory: HostMemory, most: int, gone: bool) -> list[str]:
+    from localkv.report.growth import growth_words, part_rows, process_words
 
     measured = "unknown" if memory.measured is None else format_bytes(memory.measured)
     source = f", read from {escape_terminal(memory.log)}" if memory.log else ""
-    lines = ["", f"host memory of process {memory.pid}: {measured} allocated{source}"]
-    for name, now, grown, note in part_rows(memory):
-        row = f"  {name:<20} {now:>16} {grown:>18}"
-        # What is said of it begins below itself where it is long.
-        lines += wrap(escape_terminal(note), most, f"{row}  ", " " * 59) if note else [row]
+    head = f"host memory of {process_words(memory, gone)}: {measured} allocated{source}"
+    lines = ["", *wrap(head, most, "", "  "), *_table(part_rows(memory), most)]
     return lines + wrap(escape_terminal(" ".join(growth_words(memory)), _LONG), most, "  ")
+
+
+def _table(rows: Sequence[tuple[str, str, str, str]], most: int) -> list[str]:
+    """Return the rows of the account under heads, each note beside its row or below it."""
+    if not rows:
+        return []
+    told = [("part", "now", "grown", ""), *rows]
+    name_size, now_size, grown_size = (max(columns(row[i]) for row in told) for i in range(3))
+    lines = []
+    for name, now, grown, note in told:
+        row = f"  {name:<{name_size}}  {now:>{now_size}}  {grown:>{grown_size}}"
+        start = columns(row) + 2
+        said = escape_terminal(note, _LONG)
+        if said and most - start >= _LEAST_NOTE:
+            # What is said of it begins below itself where it is long.
+            lines += wrap(said, most, f"{row}  ", " " * start)
+        else:
+            lines += fold(row, most) + (wrap(said, most, _BELOW) if said else [])
+    return lines

@@ -72,14 +72,16 @@ class LogScreen(_Text):
         super().__init__(info)
         self._begun = False
         self._warned: tuple[str, ...] = ()
+        self._gone = False
 
     def __exit__(self, *_: object) -> None:
         if self._answer is not None:
-            show(memory_lines(self._answer, width()))
+            show(memory_lines(self._answer, width(), gone=self._gone))
 
     def show(self, seen: Observed) -> None:
         """Print one look."""
         rate = self.rates(seen)
+        self._gone = seen.snapshot is None and (self._gone or seen.error_kind == "unreachable")
         if not self._begun:
             head = lines.head_lines(self.info, self.predicted, seen.snapshot, width())
             show(head)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,6 +29,16 @@ class ValueList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             return self._parse(value)
         except UsageError as error:
             raise click.BadParameter(str(error), ctx, param) from None
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range: NaN, which no comparison refuses, and infinity are none."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return ``value`` as a float, or end with a usage error of click's."""
+        if not math.isfinite(click.FLOAT.convert(value, param, ctx)):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 #: Integers as 1,2,4 or 2048-32768*2.

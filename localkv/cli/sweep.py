@@ -15,6 +15,7 @@ from localkv.cli.backend import with_server
 from localkv.cli.options import INT_LIST, ValueList, complete_model, json_option
 from localkv.cli.progress import download_progress, duration, planning_progress, sweep_progress
 from localkv.cli.report import render
+from localkv.cli.signals import sigterm_interrupts
 from localkv.cli.terminal import print_json
 from localkv.errors import EngineError, Interrupted, LocalkvError, UsageError
 from localkv.gguf.demo import DEMOS
@@ -108,6 +109,7 @@ _LAYERS = ValueList("layers", parse_gpu_layers)
     help="Folder of the run.  [default: reports/MODEL/TIME]",
 )
 @json_option
+@sigterm_interrupts()
 def command(
     plan: str | None,
     resume: bool,

@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from localkv.errors import LocalkvError
 from localkv.observe.targets import Server
-from localkv.observe.watch import is_failed, look
+from localkv.observe.watch import error_kind, is_failed, look
 from localkv.snapshots import Observed, Snapshot
 
 _LABELS = ("server", "instance_url")
@@ -32,28 +33,57 @@ _COUNTERS = {
 }
 
 
+Predict: TypeAlias = Callable[[Snapshot], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A server that has not answered yet: its labels till then, and what connects to it."""
+
+    name: str
+    url: str
+    connect: Callable[[], tuple[Server, Predict]]
+
+
 @dataclass
 class Target:
-    """A server to export, and what tells what localkv makes of its model."""
+    """A server to export, and what tells what localkv makes of its model, once it answers."""
 
-    server: Server
-    predict: Callable[[Snapshot], Mapping[str, Any]]
+    server: Server | Awaited
+    predict: Predict = lambda _: {}
     before: Observed | None = None
     failures: dict[str, int] = field(default_factory=dict)
     failed: bool = False
 
+    @property
+    def labels(self) -> tuple[str, str]:
+        """Return the server's name and its address."""
+        server = self.server
+        name = server.name if isinstance(server, Awaited) else server.source.server
+        return name, server.url
+
     def look(self, clock: Callable[[], float]) -> Observed:
         """Return a look at the server, and count it where it has no answer."""
-        source = self.server.source
-        if self.failed:
-            source.forget()
-        seen = look(source, self.server.process, self.before, at=0.0, clock=clock)
+        seen = self._look(clock)
         self.failed = is_failed(seen)
         if seen.snapshot is not None:
             self.before = seen
         else:
             self.failures[seen.error_kind] = self.failures.get(seen.error_kind, 0) + 1
         return seen
+
+    def _look(self, clock: Callable[[], float]) -> Observed:
+        if isinstance(self.server, Awaited):
+            begun = clock()
+            try:
+                self.server, self.predict = self.server.connect()
+            except LocalkvError as error:
+                took = round(clock() - begun, 4)
+                kind = error_kind(error)
+                return Observed(seconds=0.0, took=took, error=str(error), error_kind=kind)
+        if self.failed:
+            self.server.source.forget()
+        return look(self.server.source, self.server.process, self.before, at=0.0, clock=clock)
 
 
 class Exporter(Collector):
@@ -92,7 +122,7 @@ class _Families:
 
     def add(self, target: Target, seen: Observed) -> None:
         """Add what one look at ``target`` told."""
-        at = (target.server.source.server, target.server.url)
+        at = target.labels
         self._gauge("localkv_up", "1 where the server answered.", int(bool(seen.snapshot)), at)
         self._gauge(
             "localkv_scrape_duration_seconds", "Seconds that the server took.", seen.took, at

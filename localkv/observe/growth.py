@@ -130,6 +130,7 @@ class _Model:
             idle_too=settings.get("cache_idle_slots", True),
         )
         self._begun = False
+        self._from_start = False
 
     def parts(self, snapshot: Snapshot, told: Told | None) -> dict[str, _Range]:
         """Return the parts as they are now."""
@@ -138,13 +139,18 @@ class _Model:
         self._history.see(snapshot.slots)
         idle = bool(snapshot.slots) and all(slot.task is None for slot in snapshot.slots)
         fresh = not self._begun and (not told.server.slots_served if told else idle)
+        # Whether the watch began before the server had anything to save.
+        self._from_start = self._from_start or fresh
         self._begun = True
         asleep = bool(snapshot.facts.get("sleeping"))
         found = _logged(told) if told and told.engine.buffers else _planned(self._plan, self.shape)
         found |= self._work(told, snapshot, found.pop(COMPUTE, None), fresh)
         if asleep or (told and told.server.asleep):
             found = {name: (0, 0, part[2], "asleep") for name, part in found.items()}
-        return found | (self._told_saved(told) if told else self._likely_saved(snapshot, fresh))
+        # Below -lv 4 a log has the slots and nothing of what is saved.
+        if told and told.server.cache_ram is not None:
+            return found | self._told_saved(told)
+        return found | self._likely_saved(snapshot, fresh)
 
     def cells_bytes(self, tokens: Sequence[int]) -> int | None:
         """Return the bytes of cells that hold so many tokens, slot by slot."""
@@ -166,7 +172,7 @@ class _Model:
             least, most = (low if full else 0), (0 if fresh else high)
             found[COMPUTE] = (least, most, source, note)
         size = self.shape.n_vocab * _CANDIDATE
-        note = f"candidates for the next token, {format_bytes(size)} in each of {served} slots"
+        note = f"candidates for the next token, {format_bytes(size)} {_in_slots(served)}"
         found[SAMPLERS] = (served * size, served * size, "formula", note)
         return found
 
@@ -187,7 +193,8 @@ class _Model:
         """Return what the rules and the slots say of them: at least what was seen."""
         seen = self._history.bytes
         limit = self._limit if self._limit is not None else 1 << 62
-        note = self._cache_note(self._history.entries, self._settings.get("cache_ram", CACHE_RAM))
+        entries = self._history.entries if self._history.entries or self._from_start else None
+        note = self._cache_note(entries, self._settings.get("cache_ram", CACHE_RAM))
         found = {PROMPT_CACHE: (seen, 0 if fresh else limit, "slots", note)}
         held = [self._saved(slot.tokens) for slot in snapshot.slots if slot.tokens]
         points = [point for each in held for point in each.checkpoints]
@@ -212,10 +219,12 @@ class _Model:
             self._sizes[tokens] = found
         return self._sizes[tokens]
 
-    def _cache_note(self, entries: int, limit: int | None) -> str:
+    def _cache_note(self, entries: int | None, limit: int | None) -> str:
         if limit == 0:
             return "off"
         prompts = "1 saved prompt" if entries == 1 else f"{entries} saved prompts"
+        if entries is None:
+            prompts = "none seen since the watch began; earlier ones are not known"
         bound = "no limit" if limit is None or limit < 0 else f"at most {format_bytes(limit)}"
         return f"{prompts}, {bound} (--cache-ram)"
 
@@ -223,9 +232,13 @@ class _Model:
         memory = self._saved(1)
         what = "recurrent state" if not self.shape.window else "sliding windows"
         return (
-            f"{count} of the {what}, at most {memory.ctx_checkpoints} in each of "
-            f"{memory.slots} slots (--ctx-checkpoints)"
+            f"{count} of the {what}, at most {memory.ctx_checkpoints} "
+            f"{_in_slots(memory.slots)} (--ctx-checkpoints)"
         )
+
+
+def _in_slots(count: int) -> str:
+    return "in its slot" if count == 1 else f"in each of {count} slots"
 
 
 def _logged(told: Told) -> dict[str, _Range]:

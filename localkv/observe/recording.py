@@ -29,9 +29,13 @@ class Recorder:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = path.open("xb")
         except FileExistsError:
-            raise UsageError(f"{path} is there already", "name another file") from None
+            if not path.parent.is_dir():
+                raise UsageError(f"{path.parent} is a file", "name a folder") from None
+            raise UsageError(f"{path} is there already", "name another folder") from None
         except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}", "name another") from None
+            raise UsageError(
+                f"cannot write {path}: {error.strerror}", "name another folder"
+            ) from None
         self._write(info.to_dict())
 
     def add(self, seen: Observed | LoadStep) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from localkv.errors import EngineError, UsageError
-from localkv.http import TIMEOUT, Client
+from localkv.http import TIMEOUT, Client, ServerError
 from localkv.observe.process import ServerProcess
 from localkv.observe.sources import USUAL_PORTS, Source, detect
 
@@ -72,7 +72,9 @@ def connect(target: str, variables: Mapping[str, str]) -> Server:
     if found:
         named = ", ".join(f"{server.source.server} at {server.url}" for server in found)
         raise UsageError(f"several servers answer: {named}", "name one of these addresses")
-    raise EngineError(f"no server answers at {', '.join(places)}", "start one, or give its address")
+    raise ServerError(
+        f"no server answers at {', '.join(places)}", "start one, or give its address", "unreachable"
+    )
 
 
 def _open(place: str, timeout: float = TIMEOUT) -> Server:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
+from localkv.errors import LocalkvError
 from localkv.http import ServerError
 from localkv.observe.process import ServerProcess
 from localkv.observe.sources import Source
@@ -70,6 +71,13 @@ def watch(
             return
 
 
+def error_kind(error: LocalkvError) -> str:
+    """Return ``Observed.error_kind`` for ``error``; "answer" where it is not known what answers."""
+    if not isinstance(error, ServerError):
+        return "answer"
+    return LOADING if error.status == 503 else error.kind
+
+
 def is_failed(seen: Observed) -> bool:
     """Return whether a look found nobody, or a refusal: a slow server is still there."""
     return seen.error_kind not in ("", "slow")
@@ -92,8 +100,7 @@ def look(
     try:
         snapshot = source.scrape()
     except ServerError as failed:
-        error = str(failed)
-        kind = LOADING if failed.status == 503 else failed.kind
+        error, kind = str(failed), error_kind(failed)
     took = clock() - begun
     events = ["the server was restarted: another process answers"] if restarted else []
     if snapshot is not None and before is not None and before.snapshot is not None:

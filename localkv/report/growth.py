@@ -98,7 +98,7 @@ def part_rows(memory: HostMemory) -> list[tuple[str, str, str, str]]:
 
 def _size(part: MemoryPart) -> str:
     if part.source == "slots":
-        return f"{format_bytes(part.least)} seen"
+        return f"{format_bytes(part.least)} seen" if part.least else "none seen"
     if part.least == part.most:
         return format_bytes(part.most)
     return f"up to {format_bytes(part.most)}"
@@ -146,24 +146,33 @@ def _duration(seconds: float) -> str:
 
 def memory_section(seen: Sequence[Observed]) -> list[str]:
     """Return the report's lines on pinned and hidden memory, from the last look that has some."""
-    last = next((each for each in reversed(seen) if each.memory or each.pinned), None)
-    if last is None:
+    at = next((i for i in range(len(seen) - 1, -1, -1) if seen[i].memory or seen[i].pinned), None)
+    if at is None:
         return []
-    lines = ["## Pinned while idle", ""] if last.pinned else []
-    for pinned in last.pinned:
+    last = seen[at]
+    # Nothing is pinned by a server that is gone, and a command to free it may hit another process.
+    gone = any(each.error_kind == "unreachable" for each in seen[at + 1 :])
+    held = () if gone else last.pinned
+    lines = ["## Pinned while idle", ""] if held else []
+    for pinned in held:
         words = escape_markdown("; ".join(pinned_words(pinned)), _LONG)
         lines.append(f"- {escape_markdown(pinned.name)}: {words}.")
         lines += [f"  - to free it: {code_span(command, _LONG)}" for command in pinned.free]
-    if last.pinned:
+    if held:
         lines.append("")
     for memory in last.memory:
-        lines += _account(memory)
+        lines += _account(memory, gone)
     return lines
 
 
-def _account(memory: HostMemory) -> list[str]:
+def process_words(memory: HostMemory, gone: bool) -> str:
+    """Return whose memory it is; the process of a server that is ``gone`` may be another now."""
+    return f"process {memory.pid}" + (" when last seen" if gone else "")
+
+
+def _account(memory: HostMemory, gone: bool) -> list[str]:
     lines = [
-        f"## Host memory of process {memory.pid}",
+        f"## Host memory of {process_words(memory, gone)}",
         "",
         f"{escape_markdown(memory.model)}: {size(memory.measured)} allocated, "
         f"{size(memory.first)} when it was first seen. "
