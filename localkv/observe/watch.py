@@ -15,7 +15,7 @@ from localkv.observe.sources import Source
 from localkv.snapshots import Observed, Snapshot
 
 #: Seconds between two looks. A look costs the server a queue entry and one HTTP thread for
-#: milliseconds; benchmarks/bench_observe.py holds its price below one percent.
+#: milliseconds; benchmarks/bench_observe.py measures its price.
 INTERVAL = 1.0
 #: Looks in a row without an answer after which the server counts as gone. One that is restarted
 #: is back by then, or says 503 while it loads its model.
