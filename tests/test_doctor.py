@@ -23,10 +23,11 @@ from servers import binary
 
 from localkv.cli import doctor, doctor_checks, doctor_places
 from localkv.cli.doctor_checks import FAIL, NOTE, OK, Check, check_engine, check_gpu, python_line
-from localkv.cli.doctor_places import LEAST_MEMORY, ollama_url
+from localkv.cli.doctor_places import LEAST_MEMORY
 from localkv.engines.info import EngineAnswer, ask_engine
 from localkv.engines.llamacpp import PACKAGE, engine_version
 from localkv.gguf.demo import DEMOS
+from localkv.observe.targets import ollama_url
 from localkv.probes.gpu import GpuSummary
 from localkv.probes.nvidia import NvidiaDevice
 

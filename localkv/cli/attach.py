@@ -6,7 +6,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from localkv.model import read_model
+from localkv.model import ModelShape, read_model
 from localkv.observe.behind import Predictor
 from localkv.observe.sources import LlamaServer
 from localkv.observe.targets import Server, connect
@@ -41,14 +41,15 @@ def attach(
         UsageError: no such target.
         EngineError: nobody answers there, or nothing that localkv knows.
     """
+    behind: ModelShape | str | None = model
     if model is not None and not (loads and model.startswith("ollama:")):
-        read_model(model)
-    server, predict = reach(stack, target, model=model, kv_unified=kv_unified)
+        behind = read_model(model)
+    server, predict = reach(stack, target, model=behind, kv_unified=kv_unified)
     return Attached(server, server.source.scrape(), predict)
 
 
 def reach(
-    stack: ExitStack, target: str, *, model: str | None, kv_unified: bool | None
+    stack: ExitStack, target: str, *, model: ModelShape | str | None, kv_unified: bool | None
 ) -> tuple[Server, Predictor]:
     """Return the server that ``target`` names, not looked at yet; all else as :func:`attach`."""
     server = connect(target, os.environ)

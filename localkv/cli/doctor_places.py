@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from localkv.cli.doctor_checks import FAIL, NOTE, OK, Check, python_line
 from localkv.errors import LocalkvError
@@ -31,7 +30,6 @@ LEAST_MEMORY = 512 * MIB
 _LEAST_DISK = 64 * MIB
 _ASK_S = 10.0
 _SERVER_S = 2.0
-_OLLAMA_PORT = 11434
 _INSTALL = {
     "ollama": {
         "darwin": "brew install ollama",
@@ -215,31 +213,10 @@ def _version(command: Sequence[str]) -> str:
     return f"which tells no version (exit code {done.returncode})"
 
 
-def ollama_url(host: str | None) -> str:
-    """Return where Ollama listens by ``OLLAMA_HOST``, as its client reads it (envconfig.Host).
-
-    Without a scheme the port is 11434; an address that means "all" is asked at this machine's own.
-    """
-    text = (host or "").strip().strip("\"'")
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        scheme, rest = "http", text
-    default = {"http": 80, "https": 443}.get(scheme) if separator else _OLLAMA_PORT
-    name, port = "", None
-    try:
-        parts = urlsplit(f"//{rest}")
-        name = parts.hostname or "127.0.0.1"
-        port = parts.port
-    except ValueError:  # no address at all, or a port that is none
-        name = name or "127.0.0.1"
-    if name in ("0.0.0.0", "::"):
-        name = "127.0.0.1"
-    name = f"[{name}]" if ":" in name else name
-    return f"{scheme}://{name}:{port or default or _OLLAMA_PORT}"
-
-
 def _running_ollama() -> tuple[str, str | None]:
     """Return the address that was asked, and what answered there; None when nothing did."""
+    from localkv.observe.targets import ollama_url
+
     url = ollama_url(os.environ.get("OLLAMA_HOST"))
     try:
         from localkv.http import Client

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localkv.cli.options import behind_options
 from localkv.cli.signals import sigterm_interrupts
 from localkv.errors import EngineError, UsageError
 
@@ -29,14 +30,7 @@ DEFAULT_LISTEN = "127.0.0.1:9469"
     show_default=True,
     help="Where /metrics is served; port 0: any.",
 )
-@click.option(
-    "--model", metavar="MODEL", help="The server's model, where its file cannot be read from here."
-)
-@click.option(
-    "--kv-unified/--no-kv-unified",
-    default=None,
-    help="llama-server: whether the slots share one cache.  [default: as it was started]",
-)
+@behind_options
 @sigterm_interrupts()
 def command(
     targets: tuple[str, ...], listen: str, model: str | None, kv_unified: bool | None

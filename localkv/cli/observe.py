@@ -17,7 +17,7 @@ import localkv
 from localkv.cli import say
 from localkv.cli.observe_load import load_options, refuse_without_load, run_load
 from localkv.cli.observe_memory import log_option, with_memory
-from localkv.cli.options import FiniteRange, json_option
+from localkv.cli.options import FiniteRange, behind_options, json_option
 from localkv.cli.signals import sigterm_interrupts
 from localkv.errors import EngineError
 
@@ -50,14 +50,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Record into this folder, with a report.",
 )
-@click.option(
-    "--model", metavar="MODEL", help="The server's model, where its file cannot be read from here."
-)
-@click.option(
-    "--kv-unified/--no-kv-unified",
-    default=None,
-    help="llama-server: whether the slots share one cache.  [default: as it was started]",
-)
+@behind_options
 @log_option
 @load_options
 @json_option

@@ -47,6 +47,20 @@ INT_LIST = ValueList("values", parse_int_values)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
+def behind_options(function: F) -> F:
+    """Add what a live server may not tell of itself: its model, and whether its slots share."""
+    function = click.option(
+        "--kv-unified/--no-kv-unified",
+        default=None,
+        help="llama-server: whether the slots share one cache.  [default: as it was started]",
+    )(function)
+    return click.option(
+        "--model",
+        metavar="MODEL",
+        help="The server's model, where its file cannot be read from here.",
+    )(function)
+
+
 def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
     """Return what a shell may offer for a model; loaded only when a shell asks."""
     from localkv.cli.shells import model_items

@@ -47,10 +47,6 @@ class Serving:
             file.seek(start)
             return file.read().decode("utf-8", "replace").splitlines()
 
-    def log_size(self) -> int:
-        """Return the bytes of the log so far, a ``start`` for :meth:`lines`."""
-        return self.log.stat().st_size
-
 
 @contextmanager
 def serving(

@@ -27,15 +27,18 @@ _ASKED = (
 
 
 def predicted(
-    snapshot: Snapshot, holders: Sequence[Mapping[str, Any]] = (), model: str | None = None
+    snapshot: Snapshot,
+    holders: Sequence[Mapping[str, Any]] = (),
+    model: ModelShape | str | None = None,
 ) -> dict[str, Any]:
     """Return what follows from the model's header for the server of ``snapshot``.
 
     ``holders`` are the settings of the processes that hold its models
     (:meth:`localkv.observe.process.ServerProcess.holders`): one, or for Ollama one per model;
-    ``model`` names the model where the server's own path cannot be read here. Keys: ``model``,
-    ``capacity_tokens``, ``kv_bytes``, ``bytes_per_token`` (one more token, every window full),
-    ``context_bytes`` (KV, state, output), ``config``. Where nothing can be said, ``why`` says so.
+    ``model`` is the model, or its name, where the server's own path cannot be read here. Keys:
+    ``model``, ``capacity_tokens``, ``kv_bytes``, ``bytes_per_token`` (one more token, every window
+    full), ``context_bytes`` (KV, state, output), ``config``. Where nothing can be said, ``why``
+    says so.
     """
     if snapshot.server == "ollama" and not snapshot.loaded:
         return {"why": "no model is loaded"}
@@ -45,11 +48,13 @@ def predicted(
         return {"why": str(error)}
 
 
-def _one(snapshot: Snapshot, told: Mapping[str, Any], model: str | None) -> dict[str, Any]:
+def _one(
+    snapshot: Snapshot, told: Mapping[str, Any], model: ModelShape | str | None
+) -> dict[str, Any]:
     named = model or _path(snapshot, told)
     if named is None:
         return {"why": "the model's file is not known or not readable here: name it with --model"}
-    shape = read_model(named)
+    shape = named if isinstance(named, ModelShape) else read_model(named)
     if snapshot.server == "vllm":
         return _paged(shape, snapshot, told)
     if snapshot.server == "llama-server":
@@ -157,7 +162,7 @@ class Predictor:
     What could not be said of Ollama is tried again: the model may still have been loading.
     """
 
-    def __init__(self, process: Any, model: str | None = None) -> None:
+    def __init__(self, process: Any, model: ModelShape | str | None = None) -> None:
         """Predict for the server of ``process``; ``model`` as for :func:`predicted`."""
         self._process = process
         self._model = model

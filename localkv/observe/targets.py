@@ -29,15 +29,28 @@ def urls(target: str, variables: Mapping[str, str]) -> list[str]:
     return [usual.get(target, target)]
 
 
-def ollama_url(host: str) -> str:
-    """Return the URL that OLLAMA_HOST stands for: host, port or both; 0.0.0.0 is this machine."""
-    parts = urlsplit(host if "://" in host else f"http://{host}")
-    name = parts.hostname or "127.0.0.1"
+def ollama_url(host: str | None) -> str:
+    """Return where Ollama listens by ``OLLAMA_HOST``, as its client reads it (envconfig.Host).
+
+    Without a scheme the port is 11434; an address that means "all" is asked at this machine's own.
+    """
+    text = (host or "").strip().strip("\"'")
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        scheme, rest = "http", text
+    usual = USUAL_PORTS["ollama"]
+    default = {"http": 80, "https": 443}.get(scheme, usual) if separator else usual
+    name, port = "", None
+    try:
+        parts = urlsplit(f"//{rest}")
+        name = parts.hostname or "127.0.0.1"
+        port = parts.port
+    except ValueError:  # no address at all, or a port that is none
+        name = name or "127.0.0.1"
     if name in ("0.0.0.0", "::"):
         name = "127.0.0.1"
-    usual = {"http": USUAL_PORTS["ollama"], "https": 443}
-    port = parts.port or (80 if host.startswith("http://") else usual.get(parts.scheme, 11434))
-    return f"{parts.scheme}://{f'[{name}]' if ':' in name else name}:{port}"
+    name = f"[{name}]" if ":" in name else name
+    return f"{scheme}://{name}:{port or default or USUAL_PORTS['ollama']}"
 
 
 @dataclass(frozen=True)

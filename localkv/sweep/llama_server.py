@@ -47,7 +47,19 @@ _ASKED = {
 }
 
 
-class StartedLlamaServer:
+class _LlamaServer:
+    """What a started and an attached llama-server have in common as a back end."""
+
+    def refusal(self, config: RunConfig) -> str | None:
+        """Return why this back end cannot measure ``config``; it measures every point it has."""
+        return None
+
+    def foretold(self, shape: ModelShape, estimate: Estimate, config: RunConfig) -> dict[str, Any]:
+        """Return nothing: what it says is in its log."""
+        return {}
+
+
+class StartedLlamaServer(_LlamaServer):
     """A llama-server of its own for each point, with exactly the point's flags."""
 
     def __init__(self, plan: SweepPlan, n_gpus: int, n_threads: int) -> None:
@@ -77,14 +89,6 @@ class StartedLlamaServer:
     def _settle(self, config: RunConfig) -> RunConfig:
         layers = config.n_gpu_layers if self._n_gpus else 0
         return config.with_(n_gpu_layers=layers, n_devices=max(1, self._n_gpus))
-
-    def refusal(self, config: RunConfig) -> str | None:
-        """Return why this back end cannot measure ``config``; it can measure all."""
-        return None
-
-    def foretold(self, shape: ModelShape, estimate: Estimate, config: RunConfig) -> dict[str, Any]:
-        """Return nothing: what it says is in its log."""
-        return {}
 
     @contextmanager
     def measuring(self, folder: Path, shape: ModelShape) -> Iterator[Measure]:
@@ -125,7 +129,7 @@ class StartedLlamaServer:
         point.phase("closed", None if wait_until_gone(pid) else pid)
 
 
-class AttachedLlamaServer:
+class AttachedLlamaServer(_LlamaServer):
     """The llama-server that runs at a URL: one point, the one that it is; it is never restarted."""
 
     def __init__(self, plan: SweepPlan, n_gpus: int) -> None:
@@ -216,14 +220,6 @@ class AttachedLlamaServer:
                     f"the server at {self._server.url} has {name} {value}, not {shown}",
                     "leave that option away: an attached server is measured as it is",
                 )
-
-    def refusal(self, config: RunConfig) -> str | None:
-        """Return why this back end cannot measure ``config``; there is but one point."""
-        return None
-
-    def foretold(self, shape: ModelShape, estimate: Estimate, config: RunConfig) -> dict[str, Any]:
-        """Return nothing: what it says is in its log."""
-        return {}
 
     @contextmanager
     def measuring(self, folder: Path, shape: ModelShape) -> Iterator[Measure]:

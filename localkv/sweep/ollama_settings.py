@@ -19,7 +19,6 @@ from localkv.sweep.plan import DEFAULT_CONTEXTS, Point, SweepPlan, grid
 
 #: From this version on Ollama runs llama-server; before it holds the engine itself.
 _RUNS_LLAMA_SERVER = (0, 30)
-_LIBRARY = "../lib/ollama"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _LEFT_TO_OLLAMA = "leave it away: Ollama decides that by itself"
 
