@@ -43,6 +43,14 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+def plural(count: int, noun: str, many: str = "") -> str:
+    """Return ``count`` with its noun, as ``1 slot`` and ``1,024 tokens``.
+
+    ``many`` is the noun for other counts than one, where that is not ``noun`` with an s.
+    """
+    return f"{format_count(count)} {noun if count == 1 else many or noun + 's'}"
+
+
 def parse_size(text: str) -> int:
     """Return the bytes meant by ``24G``, ``24GiB``, ``512MB``, ``1.5g`` or ``1048576``.
 

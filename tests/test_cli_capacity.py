@@ -251,8 +251,28 @@ def test_a_change_that_lets_nobody_in_says_so() -> None:
         [{**lever, "max_slots": 2}, {**lever, "max_slots": 3}], "llama-server", 2, 80
     )
 
-    assert page[1].endswith("saves 5 B, no more requests")
-    assert page[3].endswith("saves 5 B, then 3 requests")
+    assert page[2].endswith("saves 5 B, no more requests")
+    assert page[4].endswith("saves 5 B, then 3 requests")
+
+
+@pytest.mark.parametrize(
+    ("options", "told_of"),
+    [
+        (("--memory", "1G"), False),
+        (("--memory", "1G", "-np", 1), False),
+        (("--memory", "1G", "--levers"), True),
+        (("--memory", "1G", "-np", 100), True),
+        (("--memory", "4M"), True),
+    ],
+)
+def test_levers_are_told_where_something_does_not_fit_or_on_demand(
+    run: Run, options: tuple[object, ...], told_of: bool
+) -> None:
+    _, page, err = run("capacity", PLAIN, "--reserve", "1M", "--ctx-per-slot", 8192, *options)
+
+    assert not err
+    assert ("What to change, by what it saves" in page) is told_of
+    assert ("add --levers" in page) is not told_of
 
 
 def test_the_bar_has_a_letter_for_everything_that_is_there() -> None:

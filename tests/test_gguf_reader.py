@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import random
 import struct
 
 import gguf
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.errors import ModelError
-from localkv.gguf import ArrayRef, check_data, first_missing, load_array, read_header
+from localkv.gguf import ArrayRef, check_data, cursor, first_missing, load_array, read_header
 from localkv.gguf.reader import SHORT_ARRAY, VALUE_TYPES
 
 _INTS = {0: (0, 8), 1: (1, 8), 2: (0, 16), 3: (1, 16), 4: (0, 32), 5: (1, 32), 10: (0, 64)}
@@ -151,6 +152,62 @@ def test_strings_that_straddle_the_windows_are_walked_exactly(monkeypatch):
         monkeypatch.setattr("localkv.gguf.cursor.WINDOW", window)
         assert read_header(stream).metadata["behind"] == 7
         assert read_header(stream, arrays="all").metadata["words"] == tuple(words)
+
+
+def _words(texts: st.SearchStrategy) -> st.SearchStrategy:
+    return st.lists(texts, min_size=8, max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    words=st.one_of(
+        # Zeros are in lengths alone, and some lengths lack them.
+        _words(
+            st.one_of(
+                st.binary(min_size=1, max_size=30).map(lambda text: text.replace(b"\0", b"0")),
+                st.sampled_from([b"word" * n for n in (64, 65, 128, 175)]),
+            )
+        ),
+        # There are zeros elsewhere, and no length lacks any.
+        _words(st.one_of(st.binary(max_size=30), st.sampled_from([b"", b"\0", b"\0" * 255]))),
+    ),
+    window=st.integers(9, 4000),
+)
+def test_strings_of_any_length_and_content_are_stepped_over(words, window):
+    b = Builder()
+    stream = io.BytesIO(b.header([b.array("words", STR, words), b.key("behind", U32, 7)]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("localkv.gguf.cursor.WINDOW", window)
+        assert read_header(stream).metadata["behind"] == 7
+
+
+@pytest.mark.parametrize("length", [255, 256, 257, 300, 512, 700])
+def test_a_long_string_among_short_ones_is_no_stumbling_block(length):
+    """Steps that went astray in it would come back on the way before the window ends."""
+    for seed in range(10):
+        chance = random.Random(seed)
+        words = ["a" * chance.randint(1, 12) for _ in range(2000)]
+        words[chance.randint(0, 50)] = "\x05" * length
+        b = Builder()
+        stream = io.BytesIO(b.header([b.array("words", STR, words), b.key("behind", U32, 7)]))
+        assert read_header(stream).metadata["behind"] == 7
+
+
+def test_a_vocabulary_is_stepped_over_by_low_bytes(monkeypatch):
+    walked = []
+
+    def counted(window, at, count, unpack):
+        at, left = step_over(window, at, count, unpack)
+        walked.append(count - left)
+        return at, left
+
+    step_over = cursor._step_over
+    monkeypatch.setattr(cursor, "_step_over", counted)
+    b = Builder()
+    words = [f"word {n}" for n in range(20_003)]
+    stream = io.BytesIO(b.header([b.array("words", STR, words), b.key("behind", U32, 7)]))
+    assert read_header(stream).metadata["behind"] == 7
+    assert sum(walked) < len(words) / 50
 
 
 def test_a_stream_that_hands_out_little_at_a_time_is_enough():

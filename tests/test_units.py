@@ -19,6 +19,7 @@ from localkv.units import (
     parse_int_values,
     parse_size,
     parse_word_values,
+    plural,
 )
 
 UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
@@ -63,6 +64,21 @@ def test_rounding_never_writes_1024_of_a_unit(count: int) -> None:
 @given(st.integers(-(10**18), 10**18))
 def test_counts_only_gain_commas(count: int) -> None:
     assert int(format_count(count).replace(",", "")) == count
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "text"),
+    [
+        (1, ("slot",), "1 slot"),
+        (0, ("slot",), "0 slots"),
+        (2, ("KV head",), "2 KV heads"),
+        (32768, ("token",), "32,768 tokens"),
+        (1, ("entry", "entries"), "1 entry"),
+        (3, ("entry", "entries"), "3 entries"),
+    ],
+)
+def test_one_is_not_many(count: int, words: tuple[str, ...], text: str) -> None:
+    assert plural(count, *words) == text
 
 
 # -- sizes -----------------------------------------------------------------------------------

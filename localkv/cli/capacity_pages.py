@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 from localkv.cli.memory import Given, sizes_text
 from localkv.cli.terminal import columns, table, wrap
 from localkv.report.escape import escape_terminal as safe
-from localkv.units import format_bytes, format_count
+from localkv.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:
-    from localkv.cli.capacity import Beside
     from localkv.predict.capacity import Capacity
     from localkv.predict.commands import Command
     from localkv.predict.contexts import LargestContext, Needed
+    from localkv.predict.levers import Lever
     from localkv.predict.paged_capacity import PagedCapacity
+    from localkv.predict.server_memory import ServerMemory
 
 #: Kind -> its letter in the bar and its name in the list under it.
 _KINDS = {
@@ -29,6 +30,30 @@ _KINDS = {
     "free": (".", "free"),
 }
 _MOST_BAR = 72
+
+
+class Beside:
+    """What is told beside the number of slots; empty where only an engine knows.
+
+    ``levers`` None: they were not asked for.
+    """
+
+    def __init__(self, asked: Needed | None = None) -> None:
+        self.asked = asked
+        self.server: ServerMemory | None = None
+        self.contexts: tuple[LargestContext, ...] = ()
+        self.levers: tuple[Lever, ...] | None = ()
+        self.commands: tuple[Command, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the keys that stand beside the capacity's own."""
+        return {
+            "needed": self.asked.to_dict() if self.asked else None,
+            "host_memory": self.server.to_dict() if self.server else None,
+            "contexts": [row.to_dict() for row in self.contexts],
+            "levers": [lever.to_dict() for lever in self.levers or ()],
+            "commands": {command.key: command.text for command in self.commands},
+        }
 
 
 def bar(parts: Mapping[str, int], width: int) -> str:
@@ -65,15 +90,14 @@ def slots_page(capacity: Capacity, given: Given, beside: Beside, width: int) -> 
     lines = _answer(capacity, given, width)
     if beside.asked:
         lines += _needed(beside.asked, width)
-    lines += ["", f"Memory with {_requests(capacity.config.n_seq_max)}:"]
+    lines += ["", f"Memory with {plural(capacity.config.n_seq_max, 'request')}:"]
     lines += part_lines(parts(capacity), capacity.memory_bytes, width)
     if capacity.budget.on_gpus:
         lines += _devices(capacity)
     if beside.contexts:
         lines += ["", *_contexts(beside.contexts, width)]
-    if beside.levers:
-        levers = [lever.to_dict() for lever in beside.levers]
-        lines += ["", *lever_lines(levers, capacity.program, capacity.max_slots, width)]
+    levers = None if beside.levers is None else [lever.to_dict() for lever in beside.levers]
+    lines += lever_lines(levers, capacity.program, capacity.max_slots, width)
     if beside.server:
         lines += [line for text in server_lines(beside.server) for line in _hung(text, width)]
         if not capacity.budget.on_gpus and beside.server.cache_ram != 0:
@@ -103,7 +127,7 @@ def _answer(capacity: Capacity, given: Given, width: int) -> list[str]:
     context = format_count(capacity.ctx_per_slot)
     where = "GPU memory" if capacity.budget.on_gpus else "memory for everything together"
     asked = f"{sizes_text(capacity.budget.sizes)} of {where}, {context} tokens per request"
-    verdict = f"{_requests(capacity.max_slots)} at once, as {capacity.program} runs them"
+    verdict = f"{plural(capacity.max_slots, 'request')} at once, as {capacity.program} runs them"
     if not capacity.fits:
         verdict = f"Not even one request fits, as {capacity.program} runs it"
     lines = [f"{name} ({safe(capacity.estimate.model['architecture'])})"]
@@ -115,15 +139,11 @@ def _answer(capacity: Capacity, given: Given, width: int) -> list[str]:
     return lines
 
 
-def _requests(count: int) -> str:
-    return f"{format_count(count)} request" + "s" * (count != 1)
-
-
 def _needed(asked: Needed, width: int) -> list[str]:
     sizes = sizes_text(asked.memory_bytes)
     fits = "fits" if asked.fits else "does not fit"
     text = (
-        f"{_requests(asked.users)} of {format_count(asked.ctx_per_slot)} tokens: {fits}, "
+        f"{plural(asked.users, 'request')} of {format_count(asked.ctx_per_slot)} tokens: {fits}, "
         f"{sizes} needed with the reserve"
     )
     if asked.host_bytes:
@@ -173,10 +193,17 @@ def _hung(text: str, width: int) -> list[str]:
 
 
 def lever_lines(
-    levers: Sequence[Mapping[str, Any]], program: str, now: int, width: int
+    levers: Sequence[Mapping[str, Any]] | None, program: str, now: int, width: int
 ) -> list[str]:
-    """Return what to change: bytes saved, requests above ``now``, ``program``'s flag, the price."""
-    lines = ["What to change, by what it saves against what it costs:"]
+    """Return what to change: bytes saved, requests above ``now``, ``program``'s flag, the price.
+
+    None: nobody asked, so it is said how to.
+    """
+    if levers is None:
+        return ["", "What would let more in: add --levers"]
+    if not levers:
+        return []
+    lines = ["", "What to change, by what it saves against what it costs:"]
     for lever in levers:
         up_to = "up to " if lever.get("bound") else ""
         worth = []
@@ -184,7 +211,9 @@ def lever_lines(
             worth.append(f"saves {up_to}{format_bytes(lever['saves_bytes'])}")
         if lever["max_slots"] is not None:
             more = lever["max_slots"] > now
-            worth.append(f"then {_requests(lever['max_slots'])}" if more else "no more requests")
+            worth.append(
+                f"then {plural(lever['max_slots'], 'request')}" if more else "no more requests"
+            )
         lines += wrap(f"- {safe(lever['change'], 400)}: {', '.join(worth)}", width, "", "  ")
         flag = lever["flags"].get(program)
         if flag:
@@ -201,7 +230,7 @@ def paged_page(
     capacity: PagedCapacity,
     given: Given,
     asked: Mapping[str, Any] | None,
-    levers: Sequence[Mapping[str, Any]],
+    levers: Sequence[Mapping[str, Any]] | None,
     commands: Sequence[Command],
     width: int,
 ) -> list[str]:
@@ -210,7 +239,9 @@ def paged_page(
     if asked:
         fits = "fit" if asked["fits"] else "do not fit"
         need = format_bytes(asked["memory_bytes"])
-        lines += wrap(f"{_requests(asked['users'])} {fits}: {need} of GPU memory needed", width)
+        lines += wrap(
+            f"{plural(asked['users'], 'request')} {fits}: {need} of GPU memory needed", width
+        )
     if capacity.max_model_len:
         longest = format_count(capacity.max_model_len)
         lines += wrap(f"longest single request (--max-model-len): {longest} tokens", width)
@@ -224,8 +255,7 @@ def paged_page(
             f"{plan.max_concurrency:.2f}x of {format_count(capacity.ctx_per_slot)}",
             width,
         )
-    if levers:
-        lines += ["", *lever_lines(levers, "vllm", capacity.max_slots, width)]
+    lines += lever_lines(levers, "vllm", capacity.max_slots, width)
     return lines + _commands(commands) + _notes(capacity.notes, width)
 
 
@@ -239,6 +269,6 @@ def _paged_answer(capacity: PagedCapacity, given: Given, width: int) -> list[str
     )
     if given.source:
         lines += wrap(safe(given.source, 400), width)
-    verdict = f"{_requests(capacity.max_slots)} at once, every one of them full"
+    verdict = f"{plural(capacity.max_slots, 'request')} at once, every one of them full"
     lines += ["", verdict if capacity.fits else "Not even one request fits"]
     return lines + wrap(f"limit: {capacity.limit} ({capacity.why})", width, "", "  ")

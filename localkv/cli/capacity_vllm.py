@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from localkv.cli.capacity import PAGED, context_of, refuse
+from localkv.cli.capacity_asked import PAGED, context_of, refuse, wants_levers
 from localkv.cli.memory import given_memory
 from localkv.cli.options import SETTINGS
 from localkv.errors import UsageError
@@ -44,7 +44,7 @@ def answer(shape: ModelShape, options: dict[str, Any]) -> int:
     asked = _asked(capacity, options["parallel"])
     runs = bool(asked["fits"]) if asked else capacity.fits
     commands = _commands(capacity, options) if runs else ()
-    levers = list(paged_levers(capacity))
+    levers = list(paged_levers(capacity)) if wants_levers(options, runs) else None
     if options["as_json"]:
         from localkv.cli.terminal import print_json
 
@@ -55,7 +55,7 @@ def answer(shape: ModelShape, options: dict[str, Any]) -> int:
                 "needed": asked,
                 "host_memory": None,
                 "contexts": [],
-                "levers": levers,
+                "levers": levers or [],
                 "commands": {command.key: command.text for command in commands},
             }
         )

@@ -3,14 +3,15 @@
 ``python -m localkv.gguf.demo NAME...`` fetches models and prints their paths.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
 
 from localkv.errors import LocalkvError, ModelError
 from localkv.gguf.text import shown
+from localkv.tuples import NamedTuple
 
 _CHUNK = 1 << 20
 

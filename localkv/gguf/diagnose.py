@@ -8,6 +8,7 @@ import stat
 from localkv.errors import ModelError
 from localkv.gguf.reader import MAGIC
 from localkv.gguf.text import shown
+from localkv.units import plural
 
 _GET_ANOTHER = "give a .gguf file, or a name that `localkv models` lists"
 _CONVERT = "convert it to GGUF first (llama.cpp: convert_hf_to_gguf.py)"
@@ -77,7 +78,8 @@ def identify(head: bytes, size: int) -> tuple[str, str]:
     if head.strip(b"\0") == b"":
         return "all zeros at its start", "the download was reserved but never filled: repeat it"
     if head[:4] and MAGIC.startswith(head[:4]):
-        return f"cut short after {size} bytes", "the download stopped at once: download it again"
+        hint = "the download stopped at once: download it again"
+        return f"cut short after {plural(size, 'byte')}", hint
     if head.isascii() and all(c >= 32 or c in b"\t\r\n\f" for c in head):
         return f"text that begins with '{shown(head[:24].decode('ascii'))}'", _GET_ANOTHER
     return f"a file that begins with the bytes {head[:8].hex(' ')}", _GET_ANOTHER

@@ -5,10 +5,11 @@ Understood: the path of a .gguf file, any shard of a set ``NAME-00001-of-00003.g
 file (or of any shard), and the built-in models ``demo`` and ``demo-swa``.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Collection, Mapping
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from localkv.errors import ModelError
 from localkv.gguf.diagnose import check_file
@@ -23,6 +24,7 @@ from localkv.gguf.reader import (
 )
 from localkv.gguf.shards import check_shards, shard_names
 from localkv.gguf.text import shown
+from localkv.tuples import NamedTuple
 
 #: ``progress(done_bytes, total_bytes, label)``: told while a built-in model is being fetched.
 Progress = Callable[[int, int, str], None]

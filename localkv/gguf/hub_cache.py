@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from localkv.errors import ModelError
 from localkv.gguf.places import Places, listed
 from localkv.gguf.shards import shard_place
 from localkv.gguf.text import shown
+from localkv.tuples import NamedTuple
 
 PREFIX = "hf:"
 #: What may stand in the name of a repository or its owner: hub names, and no path but themselves.

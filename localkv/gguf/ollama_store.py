@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from localkv.errors import ModelError
 from localkv.gguf.places import listed
 from localkv.gguf.text import shown
+from localkv.tuples import NamedTuple
 
 PREFIX = "ollama:"
 _HOST, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"

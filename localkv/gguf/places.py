@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from localkv.gguf.demo import cache_dir, user_cache
+from localkv.tuples import NamedTuple
 
 #: Ollama's store when it runs as a service of the system: a user of its own on Linux, and a snap.
 _OLLAMA_SERVICES = ("/usr/share/ollama/.ollama/models", "/var/snap/ollama/common/models")

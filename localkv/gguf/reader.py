@@ -4,11 +4,12 @@ Format: docs/gguf.md of ggml; what the engine refuses (``gguf_init_from_reader``
 ggml/src/gguf.cpp) is refused here too, before anything is allocated for it.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 import os
 from collections.abc import Collection, Mapping
 from struct import Struct
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NoReturn
 
 from localkv.errors import ModelError
 from localkv.gguf.cursor import DAMAGED, LIMIT, MAX_KEPT, Cursor
@@ -22,6 +23,7 @@ from localkv.gguf.types import (
     GgmlType,
     ValueType,
 )
+from localkv.tuples import NamedTuple
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -286,34 +288,34 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[TensorInf
     expected = 0
     for index in range(count):
         begin = cursor.offset
-        (length,) = cursor.unpack(length_layout, f"the name of tensor {index}")
+        # Words for an error are put together when there is one: this runs a thousand times.
+        (length,) = cursor.unpack(length_layout, "the name of a tensor")
         if length > MAX_TENSOR_NAME:
             raise cursor.error(f"the name of tensor {index} has {length} bytes", offset=begin)
-        name = cursor.text(length, f"the name of tensor {index}")
-        what = f"tensor {shown(name)}"
-        (n_dims,) = cursor.unpack(dims_layout, what)
+        name = cursor.text(length, "the name of a tensor")
+        (n_dims,) = cursor.unpack(dims_layout, "the shape of a tensor")
         if n_dims > MAX_DIMS:
-            raise cursor.error(
-                f"{what} has {n_dims} dimensions, more than {MAX_DIMS}", offset=begin
-            )
-        *shape, type_id, offset = cursor.unpack(tails[n_dims], what)
+            problem = f"{_tensor(name)} has {n_dims} dimensions, more than {MAX_DIMS}"
+            raise cursor.error(problem, offset=begin)
+        *shape, type_id, offset = cursor.unpack(tails[n_dims], "the shape of a tensor")
         if name in tensors:
-            raise cursor.error(f"{what} is there twice", _BROKEN, begin)
-        ggml_type = _ggml_type(cursor, type_id, what, begin)
-        nbytes = _tensor_bytes(cursor, shape, ggml_type, what, begin)
+            raise cursor.error(f"{_tensor(name)} is there twice", _BROKEN, begin)
+        ggml_type = GGML_TYPES.get(type_id) or _refuse_type(cursor, type_id, name, begin)
+        nbytes = _tensor_bytes(cursor, shape, ggml_type, name, begin)
         if offset != expected:
-            raise cursor.error(
-                f"{what} starts at {offset} of the data, not at {expected}", _BROKEN, begin
-            )
+            problem = f"{_tensor(name)} starts at {offset} of the data, not at {expected}"
+            raise cursor.error(problem, _BROKEN, begin)
         expected += _pad(nbytes, alignment)
         tensors[name] = TensorInfo(name, ggml_type.name, tuple(shape), offset, nbytes)
     return tuple(tensors.values())
 
 
-def _ggml_type(cursor: Cursor, type_id: int, what: str, offset: int) -> GgmlType:
-    found = GGML_TYPES.get(type_id)
-    if found is not None:
-        return found
+def _tensor(name: str) -> str:
+    return f"tensor {shown(name)}"
+
+
+def _refuse_type(cursor: Cursor, type_id: int, name: str, offset: int) -> NoReturn:
+    what = _tensor(name)
     removed = REMOVED_GGML_TYPES.get(type_id)
     if removed:
         hint = "quantise the model again; q4_0 and iq4_nl are repacked at load time now"
@@ -325,25 +327,25 @@ def _ggml_type(cursor: Cursor, type_id: int, what: str, offset: int) -> GgmlType
 
 
 def _tensor_bytes(
-    cursor: Cursor, shape: list[int], ggml_type: GgmlType, what: str, offset: int
+    cursor: Cursor, shape: list[int], ggml_type: GgmlType, name: str, offset: int
 ) -> int:
     """Return the bytes of a tensor, refusing what overflows the engine's 64-bit arithmetic."""
     elements = 1
     for n in shape:
         elements *= n
         if n < 0 or elements > _INT64_MAX:
-            raise cursor.error(f"{what} has the impossible shape {tuple(shape)}", DAMAGED, offset)
+            problem = f"{_tensor(name)} has the impossible shape {tuple(shape)}"
+            raise cursor.error(problem, DAMAGED, offset)
     row = shape[0] if shape else 1
     if row % ggml_type.block:
-        raise cursor.error(
-            f"{what} has rows of {row} elements, not a multiple of the {ggml_type.block} of "
-            f"{ggml_type.name}",
-            _BROKEN,
-            offset,
+        problem = (
+            f"{_tensor(name)} has rows of {row} elements, not a multiple of the "
+            f"{ggml_type.block} of {ggml_type.name}"
         )
+        raise cursor.error(problem, _BROKEN, offset)
     nbytes = elements // ggml_type.block * ggml_type.block_bytes
     if nbytes > _INT64_MAX:
-        raise cursor.error(f"{what} has {nbytes} bytes", DAMAGED, offset)
+        raise cursor.error(f"{_tensor(name)} has {nbytes} bytes", DAMAGED, offset)
     return nbytes
 
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from types import TracebackType
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, cast
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from localkv.errors import ModelError
@@ -19,6 +19,7 @@ from localkv.gguf.download import Answer, Downloader, check_url
 from localkv.gguf.reader import MAGIC, Header, read_header
 from localkv.gguf.shards import check_place, shard_names
 from localkv.gguf.text import shown
+from localkv.tuples import NamedTuple
 
 #: Bytes fetched at first; every further request fetches as much again as there is.
 FIRST_CHUNK = 1 << 20

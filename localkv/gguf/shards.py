@@ -12,6 +12,7 @@ from localkv.errors import ModelError
 from localkv.gguf.cursor import DAMAGED
 from localkv.gguf.reader import Header
 from localkv.gguf.text import shown
+from localkv.units import plural
 
 # The engine's own pattern: llama_split_path, src/llama.cpp.
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
@@ -59,8 +60,8 @@ def check_shards(names: Sequence[str], headers: Sequence[Header]) -> None:
     expected = headers[0].metadata.get("split.tensors.count")
     if expected != len(seen):
         raise ModelError(
-            f"the shards of {shown(names[0])} hold {len(seen)} tensors, but the first one says "
-            f"{_said(expected)}",
+            f"the shards of {shown(names[0])} hold {plural(len(seen), 'tensor')}, but the "
+            f"first one says {_said(expected)}",
             "the shards come from different sets: download them again",
         )
 

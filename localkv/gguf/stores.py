@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from localkv.errors import ModelError
 from localkv.gguf import hub_cache, ollama_store
 from localkv.gguf.demo import DEMOS
 from localkv.gguf.places import Places, listed
 from localkv.gguf.shards import shard_place
+from localkv.tuples import NamedTuple
 
 OLLAMA, HUB, LM_STUDIO, LLAMA_CPP, OWN, FOLDER = (
     "Ollama",

@@ -5,10 +5,10 @@ ggml/src/ggml.c and the block structures in ggml/src/ggml-common.h of the engine
 localkv pins.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
-from typing import NamedTuple
+from __future__ import annotations
 
 from localkv.errors import UsageError
+from localkv.tuples import NamedTuple
 
 QK_K = 256  # elements of a super-block of the K and IQ types
 

@@ -18,26 +18,28 @@ def contradictions(hp: Hparams, rule: Rule, tensors: Iterable[Tensor]) -> list[s
 
     The engine follows the metadata; so does the prediction.
     """
+    mixed = rule.recurrent is not None and rule.memory != "hybrid beside"
     state: set[int] = set()
     attention: set[int] = set()
     blocks: set[int] = set()
     keys: list[str] = []
     for tensor in tensors:
-        head, _, rest = tensor.name.partition(".")
-        number, _, kind = rest.partition(".")
-        if head != "blk" or not number.isdecimal():
+        if not tensor.name.startswith("blk."):
+            continue
+        number, _, kind = tensor.name[4:].partition(".")
+        if not number.isdecimal():
             continue
         block = int(number)
         blocks.add(block)
-        if kind.startswith(_STATE):
+        if mixed and kind.startswith(_STATE):
             state.add(block)
-        elif kind.startswith(_ATTENTION):
+        elif mixed and kind.startswith(_ATTENTION):
             attention.add(block)
         if kind == "attn_k.weight" and block < hp.n_layer_all and len(tensor.shape) > 1:
             width = hp.k_width(block)
             if width and tensor.shape[1] != width:
                 keys.append(f"block {block} makes {tensor.shape[1]} elements of K, not {width}")
-    found = _kinds(hp, rule, state, attention)
+    found = _kinds(hp, state, attention) if mixed else []
     if keys:
         found.append(f"the metadata's head counts contradict the tensors: {keys[0]}")
     count = max(blocks, default=-1) + 1
@@ -46,9 +48,7 @@ def contradictions(hp: Hparams, rule: Rule, tensors: Iterable[Tensor]) -> list[s
     return found
 
 
-def _kinds(hp: Hparams, rule: Rule, state: set[int], attention: set[int]) -> list[str]:
-    if rule.recurrent is None or rule.memory == "hybrid beside":
-        return []
+def _kinds(hp: Hparams, state: set[int], attention: set[int]) -> list[str]:
     counted = {block for block in range(hp.n_layer) if hp.recurrent[block]}
     found = []
     # Linear attention has K projections of its own, so only blocks without state tensors count.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from localkv.gguf.text import shown
 from localkv.model.hf_fields import ALIASES, Fields
+from localkv.units import plural
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def _per_layer(f: Fields, fact: str, count: int, default: list[int] | None = Non
         listed = f.numbers(name)
         if listed is not None:
             if len(listed) != count:
-                raise f.fail(f"{name} has {len(listed)} entries for {count} layers")
+                entries = plural(len(listed), "entry", "entries")
+                raise f.fail(f"{name} has {entries} for {plural(count, 'layer')}")
             return listed
     if default is None:
         return [f.need(fact)] * count

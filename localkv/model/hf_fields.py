@@ -12,6 +12,7 @@ from typing import Any
 from localkv.errors import ModelError
 from localkv.gguf.text import shown
 from localkv.model.hf_defaults import class_defaults
+from localkv.units import plural
 
 #: Fact -> the names that configurations give it, first match wins.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -156,7 +157,8 @@ class Fields:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise self.fail(f"{name} is not a list of words")
         if len(value) != count:
-            raise self.fail(f"{name} has {len(value)} entries for {count} layers")
+            entries = plural(len(value), "entry", "entries")
+            raise self.fail(f"{name} has {entries} for {plural(count, 'layer')}")
         return value
 
     def numbers(self, name: str) -> list[int] | None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from localkv.gguf.text import shown
 from localkv.model.hf_fields import Fields
+from localkv.units import plural
 
 _WORDS = {
     "full_attention": "full",
@@ -109,7 +110,8 @@ def _llama4(f: Fields) -> list[str]:
     every = f.optional("no_rope_layer_interval") or 4
     rope = listed or [int((i + 1) % every != 0) for i in range(count)]
     if len(rope) != count:
-        raise f.fail(f"no_rope_layers has {len(rope)} entries for {count} layers")
+        entries = plural(len(rope), "entry", "entries")
+        raise f.fail(f"no_rope_layers has {entries} for {plural(count, 'layer')}")
     return ["chunked" if value else "full" for value in rope]
 
 
@@ -174,7 +176,8 @@ def _minimax(f: Fields) -> list[str]:
     if listed is None:
         return ["recurrent" if i % 2 else "full" for i in range(count)]
     if len(listed) != count:
-        raise f.fail(f"attn_type_list has {len(listed)} entries for {count} layers")
+        entries = plural(len(listed), "entry", "entries")
+        raise f.fail(f"attn_type_list has {entries} for {plural(count, 'layer')}")
     return ["full" if value == 1 else "recurrent" for value in listed]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 from localkv.model.metadata import MAX_LAYERS, Metadata, RefusedError
 from localkv.model.rules import Indexer, Recurrent, Rule, Sliding
+from localkv.units import plural
 
 
 class Hparams:
@@ -180,7 +181,8 @@ def _load_head_widths(meta: Metadata, rule: Rule, hp: Hparams) -> None:
 
 def _repeat_blocks(hp: Hparams, times: int) -> None:
     if times < 1 or hp.n_layer * times > MAX_LAYERS:
-        raise RefusedError(f"{times} loops over {hp.n_layer} blocks: more than {MAX_LAYERS} blocks")
+        said = f"{plural(times, 'loop')} over {plural(hp.n_layer, 'block')}"
+        raise RefusedError(f"{said}: more than {MAX_LAYERS} blocks")
     if times > 1:
         hp.n_layer_all = hp.n_layer * times
         hp.n_head = hp.n_head[: hp.n_layer] * times

@@ -5,8 +5,9 @@ of it. The table of rules is in ``architectures``; ``hparams`` and ``caches`` ca
 are named without their prefix: ``attention.sliding_window`` stands for ``<arch>.attention...``.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
-from typing import NamedTuple
+from __future__ import annotations
+
+from localkv.tuples import NamedTuple
 
 
 class Sliding(NamedTuple):
@@ -113,4 +114,4 @@ class Rule(NamedTuple):
     per_layer_embedding: bool = False
     ties: bool = True
     norm_of_output: bool = False
-    where: tuple[str, "Rule"] | None = None
+    where: tuple[str, Rule] | None = None

@@ -1,12 +1,13 @@
 """ModelShape: the facts about a model that decide how much memory it needs, layer by layer."""
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from localkv.gguf.types import row_bytes as row_bytes
 from localkv.model.specs import CacheSpec
 from localkv.model.weights import MatrixGroup
+from localkv.tuples import NamedTuple
 
 #: What a layer keeps for the tokens it has seen.
 LAYER_KINDS = ("full", "sliding", "recurrent", "none")

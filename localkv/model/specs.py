@@ -1,7 +1,10 @@
 """What is read of a tensor, and what one cache of a model is before a run is known."""
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
-from typing import NamedTuple, Protocol
+from __future__ import annotations
+
+from typing import Protocol
+
+from localkv.tuples import NamedTuple
 
 
 class Tensor(Protocol):

@@ -4,13 +4,14 @@ Source: LLM_TENSOR_INFOS in src/llama-arch.cpp gives each tensor its layer and o
 llama_model_loader::create_tensor in src/llama-model-loader.cpp places it.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterable
 from math import gcd
-from typing import NamedTuple
 
 from localkv.model.specs import Tensor
+from localkv.tuples import NamedTuple
 
 #: Tensors of the input layer, which stays on the host (LLM_TENSOR_LAYER_INPUT).
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "per_layer_token_embd.")
@@ -80,15 +81,16 @@ def plan_weights(tensors: Iterable[Tensor], *, lfm2: bool = False, ties: bool = 
     embedding: Tensor | None = None
     untied = False
     for tensor in tensors:
-        place = OUTPUT if lfm2 and tensor.name.startswith("token_embd_norm.") else _place(tensor)
+        name = tensor.name
+        place = OUTPUT if lfm2 and name.startswith("token_embd_norm.") else _place(name)
         sizes[place] += tensor.nbytes
-        if _of_experts(tensor.name):
+        if _of_experts(name):
             experts[place] += tensor.nbytes
         if place >= 0 or place == OUTPUT:
             _note_matrix(matrices, place, tensor)
-        if tensor.name == "token_embd.weight":
+        if name == "token_embd.weight":
             embedding = tensor
-        untied = untied or tensor.name == "output.weight"
+        untied = untied or name == "output.weight"
     tied = embedding if ties and not untied else None
     if tied is not None:
         _note_matrix(matrices, OUTPUT, tied)
@@ -106,8 +108,7 @@ def plan_weights(tensors: Iterable[Tensor], *, lfm2: bool = False, ties: bool = 
     )
 
 
-def _place(tensor: Tensor) -> int:
-    name = tensor.name
+def _place(name: str) -> int:
     if name.startswith("blk."):
         number = name[4:].partition(".")[0]
         return int(number) if number.isdecimal() else OUTPUT
@@ -128,8 +129,7 @@ def _of_experts(name: str) -> bool:
 def _note_matrix(
     matrices: dict[tuple[int, str, int, bool], int], place: int, tensor: Tensor
 ) -> None:
-    dims = [n for n in tensor.shape if n > 1]
-    stacked = "_exps." in tensor.name
-    if tensor.name.endswith(".weight") and len(dims) == (3 if stacked else 2):
-        rows = gcd(tensor.shape[1], _ROWS)
-        matrices[place, tensor.type, rows, _of_experts(tensor.name)] += tensor.nbytes
+    shape, name = tensor.shape, tensor.name
+    dims = len(shape) - shape.count(1)
+    if dims == (3 if "_exps." in name else 2) and name.endswith(".weight"):
+        matrices[place, tensor.type, gcd(shape[1], _ROWS), _of_experts(name)] += tensor.nbytes

@@ -5,9 +5,10 @@ memory. Several, or one with layers offloaded, are GPUs: each holds what the eng
 and the host's part is told beside it.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from localkv.errors import LocalkvError, UsageError
 from localkv.model.shape import ModelShape
@@ -18,6 +19,7 @@ from localkv.predict.devices import device_estimates, place
 from localkv.predict.estimate import ComputeEstimate, DeviceEstimate, Estimate
 from localkv.predict.kv import output_bytes, recurrent_state, sized_caches
 from localkv.predict.predict import checked_settings, device_needs, estimate, predict
+from localkv.tuples import NamedTuple
 from localkv.units import parse_size
 
 POOL = "all"
@@ -140,7 +142,7 @@ class Planner:
         if self._asked.get("n_gpu_layers") and not self._asked.get("tensor_split"):
             self._asked.setdefault("device_free", sizes)
 
-    def changed(self, **settings: Any) -> "Planner":
+    def changed(self, **settings: Any) -> Planner:
         """Return the same question with other ``settings``, for the same budget."""
         other = object.__new__(Planner)
         other.__dict__.update(self.__dict__)

@@ -4,10 +4,11 @@ The number is never taken from a division: the answer N is a configuration that 
 fits, and so is N + 1, which does not.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from localkv.errors import UsageError
 from localkv.model import ModelShape, read_model
@@ -15,7 +16,8 @@ from localkv.predict.budget import Budget, Memory, Planner
 from localkv.predict.config import RunConfig
 from localkv.predict.estimate import Estimate
 from localkv.predict.search import largest
-from localkv.units import format_bytes
+from localkv.tuples import NamedTuple
+from localkv.units import format_bytes, plural
 
 SCHEMA = 1
 #: So many numbers of slots are all computed before the promising ones are picked.
@@ -151,7 +153,7 @@ def capacity_of(planner: Planner, ctx_per_slot: int) -> Capacity:
         UsageError: ``ctx_per_slot`` is not positive, or the engine refuses the settings.
     """
     if not 1 <= ctx_per_slot < 1 << 31:
-        raise UsageError(f"{ctx_per_slot} tokens per slot", "give at least 1, as 8192")
+        raise UsageError(f"{plural(ctx_per_slot, 'token')} per slot", "give at least 1, as 8192")
     most, why = planner.engine_slots(ctx_per_slot)
     slots = most_slots(planner, ctx_per_slot, most)
     shown = max(slots, 1)

@@ -4,11 +4,11 @@ A file's name is untrusted text: it comes out as one word of a POSIX shell, one 
 one value of a Modelfile, in characters that can be seen.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 import re
 import shlex
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from localkv.model.shape import ModelShape
 from localkv.predict.config import RunConfig, effective_context
@@ -22,6 +22,7 @@ from localkv.predict.flags import (
     ollama_parameters,
     ollama_variables,
 )
+from localkv.tuples import NamedTuple
 
 #: A model of Ollama's own store, as localkv's MODEL names it.
 _OLLAMA_STORE = "ollama:"

@@ -5,11 +5,13 @@ The three programs that people run start from different defaults; ``DEFAULTS`` h
 runner's command line).
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from localkv.errors import UsageError
+from localkv.tuples import NamedTuple
 
 FLASH_ATTN = ("auto", "on", "off")
 SPLIT_MODES = ("layer", "none")
@@ -58,7 +60,7 @@ class RunConfig(NamedTuple):
     cpu_features: tuple[str, ...] = ()
     n_cpu_moe: int = 0
 
-    def with_(self, **changes: Any) -> "RunConfig":
+    def with_(self, **changes: Any) -> RunConfig:
         """Return a copy with the named fields changed."""
         return self._replace(**changes)
 
@@ -70,7 +72,7 @@ class RunConfig(NamedTuple):
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "RunConfig":
+    def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
         """Return the settings written by :meth:`to_dict`; names it does not know are ignored."""
         return cls(**plain_fields(cls, data))
 

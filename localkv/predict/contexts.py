@@ -1,14 +1,17 @@
 """The largest context that fits, by slots and cache type; and the inverse, the memory needed."""
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from localkv.errors import UsageError
 from localkv.predict.budget import Planner
 from localkv.predict.config import CTX_PAD, pad
 from localkv.predict.estimate import Estimate
 from localkv.predict.search import largest
+from localkv.tuples import NamedTuple
+from localkv.units import plural
 
 SLOTS = (1, 2, 4, 8)
 CACHE_TYPES = ("f16", "q8_0", "q4_0")
@@ -109,7 +112,7 @@ def needed(planner: Planner, users: int, ctx_per_slot: int) -> Needed:
     """
     most, why = planner.engine_slots(ctx_per_slot)
     if not 1 <= users <= most:
-        raise UsageError(f"{users} users at once, of at most {most}", why)
+        raise UsageError(f"{plural(users, 'user')} at once, of at most {most}", why)
     found = planner.estimate(users, ctx_per_slot)
     budget = planner.budget
     return Needed(

@@ -75,7 +75,7 @@ def _check(config: RunConfig) -> None:
     ):
         if values is not None and len(values) > max(config.n_devices, 1):
             raise UsageError(
-                f"{name} names {len(values)} devices, but there are {config.n_devices}",
+                f"{name} names {len(values)} devices, more than the {config.n_devices} asked for",
                 "give one value per device",
             )
         if values is not None and any(value < 0 for value in values):

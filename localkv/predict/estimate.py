@@ -1,7 +1,10 @@
 """Estimate: what a configuration of a model needs, each figure with where it came from."""
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import Any
+
+from localkv.tuples import NamedTuple
 
 SCHEMA = 1
 

@@ -5,12 +5,14 @@ llama_cpp/llama_cpp.py (``llama_context_params``) of llama-cpp-python; envconfig
 llm/llama_server.go and api/types.go (Runner) of Ollama 0.33; vllm/engine/arg_utils.py of vLLM.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import Any
 
 from localkv.gguf.types import CACHE_TYPES, GGML_TYPES_BY_NAME
 from localkv.predict.config import RunConfig
 from localkv.predict.defaults import ollama_batch
+from localkv.tuples import NamedTuple
 from localkv.units import MIB
 
 #: The one word that names each program, in the order in which commands are shown.

@@ -12,6 +12,7 @@ from localkv.predict.checks import check, effective_config
 from localkv.predict.config import MAX_SEQ, RunConfig, validate
 from localkv.predict.layer_pattern import layer_signs, pattern
 from localkv.predict.slot_caches import SlotCaches
+from localkv.units import plural
 
 SCHEMA = 1
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -210,7 +211,7 @@ def _per_token(shape: ModelShape, config: RunConfig) -> dict[str, int]:
 def _table(held: SlotCaches, contexts: Sequence[int], slots: Sequence[int]) -> list[dict[str, Any]]:
     if len(contexts) * len(slots) > _MOST_CELLS:
         raise UsageError(
-            f"a table of {len(contexts)} contexts by {len(slots)} slot counts",
+            f"a table of {plural(len(contexts), 'context')} by {plural(len(slots), 'slot count')}",
             f"ask for at most {_MOST_CELLS} cells",
         )
     if min(contexts) < 1:

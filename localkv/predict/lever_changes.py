@@ -1,8 +1,9 @@
 """What there is to change in the settings of a run, whatever it may save."""
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from localkv.errors import UsageError
 from localkv.gguf.types import cache_type
@@ -12,6 +13,7 @@ from localkv.predict.config import CTX_PAD, RunConfig, effective_context
 from localkv.predict.estimate import Estimate
 from localkv.predict.flags import NO_LIMITS, Limits
 from localkv.predict.server_memory import ServerMemory, server_memory
+from localkv.tuples import NamedTuple
 
 #: What a change costs the people who use the model; each step weighs twice the one before.
 FREE, CHEAP, DEAR, VERY_DEAR = 1, 2, 4, 8

@@ -5,9 +5,10 @@ cheap ones is predicted anew, since savings do not add up. ``lever_changes`` say
 change, ``flags`` how each program is told.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from localkv.errors import UsageError
 from localkv.model.shape import ModelShape
@@ -20,6 +21,7 @@ from localkv.predict.estimate import DeviceEstimate
 from localkv.predict.flags import NO_LIMITS, PROGRAMS, Limits, Spoken, change_in_words
 from localkv.predict.lever_changes import CHEAP, Change, Situation, single_changes
 from localkv.predict.predict import device_needs, estimate
+from localkv.tuples import NamedTuple
 
 #: The programs whose settings are those of a llama.cpp context.
 _LLAMA_CPP = ("llama-server", "llama-cpp-python", "ollama")
@@ -164,7 +166,7 @@ class _Measured:
             follow["n_batch"] = follow["n_ubatch"] = ollama_batch(total)
         return config.with_(**{**follow, **settings})
 
-    def rank(self, found: "_Found") -> tuple[bool, float]:
+    def rank(self, found: _Found) -> tuple[bool, float]:
         """Return where a lever stands: first what the memory that is short gains for sure."""
         change, lever = found
         return lever.bound or lever.memory != self.memory, -lever.saves_bytes / change.cost

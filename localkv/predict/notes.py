@@ -41,7 +41,8 @@ def model_notes(shape: ModelShape, config: RunConfig) -> list[str]:
         notes.append(f"{shape.architecture} keeps no cache: every token is computed anew")
     if shape.n_layer_nextn and shape.rule == "exact":
         notes.append(
-            f"{shape.n_layer_nextn} of {shape.n_layer} blocks predict further tokens (NextN/MTP)"
+            f"further tokens are predicted by {shape.n_layer_nextn} of {shape.n_layer} blocks "
+            "(NextN/MTP)"
         )
     shared = sum(layer.shared_with is not None for layer in shape.layers)
     if shared:

@@ -6,7 +6,7 @@ from localkv.errors import UsageError
 from localkv.model.shape import ModelShape
 from localkv.predict.config import RunConfig
 from localkv.predict.predict import estimate
-from localkv.units import GIB
+from localkv.units import GIB, plural
 
 #: What llama.cpp leaves free on each device (fit_params_target in common/common.h), in bytes.
 MARGIN = GIB
@@ -24,7 +24,7 @@ def most_layers(shape: ModelShape, config: RunConfig, *, margin: int = MARGIN) -
     free = config.device_free or ()
     if len(free) < config.n_devices:
         raise UsageError(
-            f"the free memory of {len(free)} of {config.n_devices} GPUs is known",
+            f"the free memory of {len(free)} of {plural(config.n_devices, 'GPU')} is known",
             "give it with --device-free, or a number of layers",
         )
     for layers in range(shape.n_layer + 1, 0, -1):

@@ -12,7 +12,7 @@ Serve in server/routes.go.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from localkv.errors import UsageError
 from localkv.model.shape import ModelShape
@@ -21,6 +21,7 @@ from localkv.predict.defaults import OLLAMA_NUM_CTX, OLLAMA_SINGLE, ollama_batch
 from localkv.predict.estimate import Estimate
 from localkv.predict.offload import most_layers
 from localkv.predict.predict import estimate
+from localkv.tuples import NamedTuple
 from localkv.units import GIB, MIB, format_bytes
 
 #: num_ctx where nobody names one, by the VRAM of all GPUs together.
@@ -249,7 +250,7 @@ def _notes(
         said.append(f"ollama ps will not count the {kinds} layers' cache, {size}")
     if plan.gpu_layers is not None and plan.gpu_layers < plan.n_layers:
         left = plan.n_layers - plan.gpu_layers
-        said.append(f"{left} of {plan.n_layers} layers stay on the CPU, where they are slower")
+        said.append(f"the CPU keeps {left} of {plan.n_layers} layers, and is slower")
     return said
 
 

@@ -17,8 +17,12 @@ from localkv.model import ModelShape, read_model
 from localkv.model.hf_config import read_hf_model, shape_from_hf_config
 from localkv.predict.paged_pages import CPU, Page, Serving, element_bytes, layer_pages
 from localkv.predict.paged_pool import group_pages
+from localkv.units import plural
 
-__all__ = ["CPU", "PagedGroup", "PagedPlan", "Serving", "paged_plan"]
+__all__ = ["CPU", "PagedGroup", "PagedPlan", "Serving", "check_block_size", "paged_plan"]
+
+#: What the block sizes of plain attention's kernels are multiples of, on any platform of vLLM's.
+_KERNEL_STEP = 16
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,26 @@ def paged_plan(
     return replace(plan, notes=_notes(shape, plan, max_model_len, kv_dtype, serving))
 
 
+def check_block_size(shape: ModelShape, block_size: int) -> None:
+    """Refuse a block size that vLLM refuses wherever it runs.
+
+    The kernels of plain attention take multiples of 16, some of them of 32 or 64 alone. MLA has
+    kernels that take any size, and models with recurrent state are given another one. Source:
+    get_supported_kernel_block_sizes of the back ends in v1/attention/backends, asked by
+    select_common_block_size in v1/worker/utils.py, of vLLM 0.32.
+
+    Raises:
+        UsageError: vLLM would not start with it.
+    """
+    own = shape.mla or any(layer.state_width for layer in shape.layers)
+    if block_size % _KERNEL_STEP and not own:
+        raise UsageError(
+            f"vLLM refuses blocks of {plural(block_size, 'token')}: its attention kernels take "
+            f"multiples of {_KERNEL_STEP}",
+            "give --block-size 16, 32 or 64",
+        )
+
+
 def _plan(
     groups: list[list[Page]], kv_memory: int, max_model_len: int, serving: Serving
 ) -> PagedPlan:
@@ -153,8 +177,9 @@ def _notes(
     notes = list(shape.notes)
     if not plan.fits:
         notes.append(
-            f"one request of {max_model_len} tokens needs {plan.blocks_per_request} blocks beside "
-            "the one held back: vLLM refuses to start"
+            f"one request of {plural(max_model_len, 'token')} needs "
+            f"{plural(plan.blocks_per_request, 'block')} beside the one held back: vLLM refuses "
+            "to start"
         )
     if plan.mixed_pages:
         notes.append("layers of one group differ in page size: the first layer's is shown")

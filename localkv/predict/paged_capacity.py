@@ -8,13 +8,14 @@ run is the one part no header tells: an allowance stands for it, and is named as
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from localkv.errors import LocalkvError, UsageError
 from localkv.model.shape import ModelShape
-from localkv.predict.paged import PagedPlan, Serving, paged_plan
+from localkv.predict.paged import PagedPlan, Serving, check_block_size, paged_plan
 from localkv.predict.search import largest
-from localkv.units import GIB, format_bytes
+from localkv.tuples import NamedTuple
+from localkv.units import GIB, format_bytes, plural
 
 #: The share of a GPU that vLLM takes: gpu_memory_utilization in vllm/config/cache.py (0.92 since
 #: early 2026).
@@ -134,7 +135,8 @@ def paged_setup(
     """Return the setup for ``shape`` on GPUs of ``sizes`` bytes.
 
     Raises:
-        UsageError: weights unknown, a share that is none, or heads that the GPUs cannot share.
+        UsageError: weights unknown, a share that is none, blocks that vLLM refuses, or heads that
+            the GPUs cannot share.
     """
     setup = PagedSetup(sizes, weights or shape.weights_bytes, **given)
     if not setup.weights:
@@ -148,6 +150,7 @@ def paged_setup(
         )
     if setup.block_size < 1 or setup.max_num_seqs < 1 or setup.allowance < 0:
         raise UsageError("a block size or number of requests below 1", "give at least 1")
+    check_block_size(shape, setup.block_size)
     _check_shared(shape, len(sizes))
     return setup
 
@@ -156,7 +159,7 @@ def _check_shared(shape: ModelShape, gpus: int) -> None:
     """Refuse tensor parallelism that keeps the same cache more than once."""
     heads = {layer.n_head_kv for layer in shape.layers if layer.k_width}
     if gpus > 1 and (shape.mla or any(count % gpus for count in heads)):
-        what = "the latent cache of MLA" if shape.mla else f"{min(heads)} KV heads"
+        what = "the latent cache of MLA" if shape.mla else plural(min(heads), "KV head")
         raise UsageError(
             f"{what} cannot be divided among {gpus} GPUs: each would hold copies",
             "give one GPU, or a number that divides the KV heads",
@@ -184,7 +187,7 @@ def paged_capacity(shape: ModelShape, setup: PagedSetup, ctx_per_slot: int) -> P
         why = f"vLLM refuses requests above the {trained} tokens that the model was trained for"
     elif held(plan) > slots:
         limit = "engine"
-        why = f"vLLM runs {slots} requests at once unless --max-num-seqs says more"
+        why = f"vLLM runs {plural(slots, 'request')} at once unless --max-num-seqs says more"
     notes = _notes(setup, plan)
     longest = _longest(shape, setup)
     return PagedCapacity(setup, shape, ctx_per_slot, slots, limit, why, plan, longest, notes)

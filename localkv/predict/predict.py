@@ -28,6 +28,7 @@ from localkv.predict.kv import (
     sized_caches,
 )
 from localkv.predict.notes import bounds_note, context_notes, model_notes, tied_note
+from localkv.units import plural
 
 _SETTINGS = frozenset(RunConfig._fields)
 
@@ -230,8 +231,8 @@ def _terms(
             f"kv {cache.kind}",
             cache.bytes,
             "formula",
-            f"{cache.layers} layers x {cache.cells} cells x {cache.streams} streams x a row of "
-            "K and of V",
+            f"{plural(cache.layers, 'layer')} x {cache.cells} cells x "
+            f"{plural(cache.streams, 'stream')} x a row of K and of V",
         )
         for cache in caches
     ]
@@ -241,7 +242,7 @@ def _terms(
                 "recurrent",
                 sum(block.bytes for block in state),
                 "formula",
-                f"{len(state)} layers x slots x state in f32",
+                f"{plural(len(state), 'layer')} x slots x state in f32",
             )
         )
     terms.append(Term("output", output, "formula", "slots x vocabulary x 4 bytes"))

@@ -13,14 +13,16 @@ are not counted here; nor are the 4 bytes per token of an entry's text, which th
 of its own figures too.
 """
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import Any
 
 from localkv.errors import UsageError
 from localkv.model.shape import ModelShape
 from localkv.predict.checks import effective_config
 from localkv.predict.config import EffectiveContext, RunConfig, effective_context, validate
 from localkv.predict.state_size import sequence_state_bytes
+from localkv.tuples import NamedTuple
 from localkv.units import MIB
 
 #: What llama-server takes when nothing is said (common/common.h).

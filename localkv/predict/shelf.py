@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from localkv.errors import LocalkvError
 from localkv.gguf.find import GgufModel, open_model
@@ -15,6 +15,7 @@ from localkv.model.header import companion_kind, read_model, shape_from_header
 from localkv.model.shape import ModelShape
 from localkv.predict.config import RunConfig
 from localkv.predict.predict import estimate
+from localkv.tuples import NamedTuple
 
 #: The context that is tried, or the training context where that is smaller.
 N_CTX = 8192

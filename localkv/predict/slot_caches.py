@@ -6,12 +6,13 @@ V (MLA), sliding windows instead of full layers. Rounding and windows are llama-
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from localkv.gguf.types import row_bytes
 from localkv.model import CacheSpec, ModelShape
 from localkv.predict.config import CTX_PAD, EffectiveContext, RunConfig, effective_context
 from localkv.predict.kv import cells_per_stream, recurrent_state, sized_caches
+from localkv.tuples import NamedTuple
 
 
 class SlotCache(NamedTuple):
