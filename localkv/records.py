@@ -8,7 +8,7 @@ not write takes its default, so that old runs stay readable.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 SCHEMA = 1
@@ -33,7 +33,19 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain JSON values."""
-        return asdict(self)  # type: ignore[call-overload,no-any-return]
+        # dataclasses.asdict copies every value deeply, which a watch would do at each look.
+        return {name: _plain(value) for name, value in vars(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` with the records inside it as plain values."""
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,30 @@ def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
         assert proxy.asked == []
 
 
+def test_a_proxy_of_the_environment_is_asked_for_another_machine(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = "http://192.0.2.1"
+    site.add(f"{far}/x", status(200, b"1"))
+    monkeypatch.setenv("http_proxy", site.url.removeprefix("http://"))
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("no_proxy", "example.org")
+    with Client(far) as client:
+        assert client.get_json("/x") == 1
+    monkeypatch.setenv("no_proxy", "192.0.2.1")
+    with Client(far, timeout=0.05) as client, pytest.raises(ServerError):
+        client.get_json("/x")
+    assert len(site.asked) == 1
+
+
+def test_a_cookie_is_not_sent_back(site: Site) -> None:
+    site.add("/x", lambda handler: handler.answer(200, b"1", Set_Cookie="a=b"))
+    with Client(site.url) as client:
+        for _ in range(2):
+            client.get_json("/x")
+    assert "cookie" not in site.headers[-1]
+
+
 @pytest.mark.parametrize(
     "text", ["ftp://host", "http://", "http://user:word@host", "http://h:port", "file:///etc", ""]
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from localkv.cli import observe_lines as lines
 from localkv.cli.observe_memory import memory_lines
-from localkv.cli.terminal import painted, print_json, show, width
+from localkv.cli.terminal import fold, painted, print_json, show, width
 from localkv.observe.rates import Rates, rates
 from localkv.report.escape import escape_terminal
 from localkv.snapshots import Observed, RecordingInfo
@@ -117,10 +117,13 @@ class LiveScreen(_Text):
 
     def show(self, seen: Observed) -> None:
         """Draw the page."""
-        from rich.console import Group
+        from rich.text import Text
 
         rate = self.rates(seen)
         self._events = [*self._events, *seen.events][-lines.EVENTS :]
-        page = lines.live_lines(self.info, self.predicted, seen, rate, self._events, width())
-        page += memory_lines(seen, width())
-        self._live.update(Group(*painted(page, lines.STYLES)), refresh=True)
+        most = width()
+        page = lines.live_lines(self.info, self.predicted, seen, rate, self._events, most)
+        page += [piece for line in memory_lines(seen, most) for piece in fold(line, most)]
+        # One text of lines that fit: rich would look for the end of each, at every look.
+        whole = Text("\n", no_wrap=True, overflow="ignore").join(painted(page, lines.STYLES))
+        self._live.update(whole, refresh=True)

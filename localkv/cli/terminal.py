@@ -89,9 +89,10 @@ def painted(lines: Iterable[str], styles: Mapping[str, str] | None = None) -> It
     """Yield ``lines`` with what :func:`show` paints in them."""
     from rich.text import Text
 
+    patterns = {**STYLES, **(styles or {})}.items()
     for number, line in enumerate(lines):
         text = Text(line, style="bold" if number == 0 else "")
-        for pattern, style in {**STYLES, **(styles or {})}.items() if number else ():
+        for pattern, style in patterns if number else ():
             text.highlight_regex(pattern, style)
         yield text
 

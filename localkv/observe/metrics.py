@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from localkv.units import plural
+
 #: How many unreadable lines are told one by one.
 _TOLD = 3
 _SHOWN = 80
@@ -67,8 +69,10 @@ class Metrics:
 
 def parse_metrics(text: str) -> Metrics:
     """Return the samples of Prometheus text; a malformed line is a warning, not an end."""
+    # What stands in the comments, help and types, is not used; reading it takes most of the time.
+    lines = [line for line in text.split("\n") if not line.startswith("#")]
     try:
-        return Metrics(list(_samples(text)))
+        return Metrics(list(_samples("\n".join(lines))))
     except ValueError:
         pass
     found: list[Sample] = []
@@ -82,7 +86,7 @@ def parse_metrics(text: str) -> Metrics:
             bad.append(f"line {number} of the metrics cannot be read: {line[:_SHOWN]!r}")
     more = len(bad) - _TOLD
     if more > 0:
-        bad = [*bad[:_TOLD], f"{more} more lines of the metrics cannot be read"]
+        bad = [*bad[:_TOLD], f"{plural(more, 'more line')} of the metrics cannot be read"]
     return Metrics(found, tuple(bad))
 
 

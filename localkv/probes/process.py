@@ -88,7 +88,7 @@ def _proc(pid: int | None) -> str:
 
 def _fields(pid: int | None, name: str, root: Path) -> tuple[dict[str, int], str]:
     """Return the fields of /proc/PID/``name``, or the reason why there are none."""
-    path = root / "proc" / _proc(pid) / name
+    path = root / f"proc/{_proc(pid)}/{name}"
     try:
         fields = kib_fields(path.read_text(encoding="utf-8", errors="replace"))
     except PermissionError:
