@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import url_helpers
 from cli_helpers import told
 from conftest import Run
 from store_helpers import ollama_model
@@ -18,6 +20,8 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An Ollama store of its own, and no setting of Ollama in the environment."""
     for name in ("CONTEXT_LENGTH", "NUM_PARALLEL", "KV_CACHE_TYPE", "FLASH_ATTENTION"):
         monkeypatch.delenv(f"OLLAMA_{name}", raising=False)
+    monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:9")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     params = {"num_ctx": 64, "num_batch": 32, "stop": ["x"]}
     ollama_model(tmp_path, content=PLAIN.read_bytes(), params=params)
@@ -88,5 +92,65 @@ def test_layers_left_on_the_cpu_are_said(run: Run, gemma_path: Path) -> None:
     plan = told(run, gemma_path, *asked)["ollama"]
     assert 0 <= plan["gpu_layers"] < plan["n_layers"]
     assert f"{plan['gpu_layers']} of {plan['n_layers']} layers on 1 GPU" in out
-    assert "stay on the CPU" in out
+    left = plan["n_layers"] - plan["gpu_layers"]
+    assert f"the CPU keeps {left} of {plan['n_layers']} layers" in out
     assert "ollama ps shows" in out
+
+
+# -- an older line -----------------------------------------------------------------------------
+
+
+def older(run: Run, model: object = "ollama:tiny") -> list[str]:
+    """Return the notes about the version of the Ollama that is there."""
+    settings = told(run, model, "--defaults", "ollama")["ollama"]["settings"]
+    return [note for note in settings if "0.33 line" in note]
+
+
+@pytest.mark.parametrize(
+    ("version", "noted"),
+    [("0.17.4", True), ("0.32.9-rc1", True), ("0.33.0", False), ("1.0.0", False), ("0.0.0", False)],
+)
+def test_an_older_ollama_that_runs_is_said_to_be_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, version: str, noted: bool
+) -> None:
+    with url_helpers.serving() as site:
+        monkeypatch.setenv("OLLAMA_HOST", site.url)
+        body = json.dumps({"version": version}).encode()
+        site.add("/api/version", url_helpers.status(200, body))
+        notes = older(run)
+        assert len(notes) == noted
+        assert all(note.startswith(f"Ollama {version} answers at {site.url}:") for note in notes)
+        _, out, _ = run("predict", "ollama:tiny")
+        assert out.count(f"note: Ollama {version} answers") == noted
+        # Only a model of Ollama's own depends on it.
+        site.asked.clear()
+        assert older(run, PLAIN) == []
+        assert site.asked == []
+
+
+@pytest.mark.parametrize(
+    ("code", "body"), [(500, b""), (200, b"<html>"), (200, b"[]"), (200, b'{"version": 3}')]
+)
+def test_what_does_not_say_its_version_is_no_trouble(
+    run: Run, monkeypatch: pytest.MonkeyPatch, code: int, body: bytes
+) -> None:
+    with url_helpers.serving() as site:
+        monkeypatch.setenv("OLLAMA_HOST", site.url)
+        site.add("/api/version", url_helpers.status(code, body))
+        assert older(run) == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "http://[::1", "box .invalid", "x" * 80])
+@pytest.mark.parametrize("there", [False, True])
+def test_where_none_runs_the_one_on_path_counts(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str, there: bool
+) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", host)
+    if there:
+        program = tmp_path / "bin" / "ollama"
+        program.parent.mkdir()
+        program.write_text("#!/bin/sh\necho Warning: client version is 0.17.4\n", encoding="ascii")
+        program.chmod(0o755)
+    notes = older(run)
+    assert len(notes) == there
+    assert all(note.startswith("Ollama 0.17.4 is on PATH:") for note in notes)

@@ -253,6 +253,7 @@ def around(**after: Any) -> Comparison:
         ({"environment": {"engine": {"commit": "abc"}}}, "engine commit"),
         ({"environment": {"engine": {"system_info": "CPU : AVX2 = 1 |"}}}, "engine features"),
         ({"environment": {"engine": {"gpu_offload": True}}}, "engine with GPU support"),
+        ({"environment": {"engine": {"heap": ["GOGC=off"]}}}, "engine heap"),
         ({"environment": {"n_threads": 8}}, "threads"),
         ({"environment": {"python": "3.13.0"}}, "python"),
         ({"environment": {"host": {"cpu_model": "Another"}}}, "processor"),

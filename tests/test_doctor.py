@@ -26,8 +26,8 @@ from localkv.cli.doctor_checks import FAIL, NOTE, OK, Check, check_engine, check
 from localkv.cli.doctor_places import LEAST_MEMORY
 from localkv.engines.info import EngineAnswer, ask_engine
 from localkv.engines.llamacpp import PACKAGE, engine_version
+from localkv.engines.ollama_host import ollama_url
 from localkv.gguf.demo import DEMOS
-from localkv.observe.targets import ollama_url
 from localkv.probes.gpu import GpuSummary
 from localkv.probes.nvidia import NvidiaDevice
 

@@ -26,6 +26,7 @@ from localkv.predict.ollama_plan import ollama_plan
 from localkv.predict.predict import estimate
 from localkv.probes.process import read_process
 from localkv.probes.runner import ollama_runners
+from localkv.sweep.heap import STEADY_GO_HEAP
 from localkv.units import MIB
 
 GENERATIONS = ("ollama", "ollama-old")
@@ -62,8 +63,9 @@ def test_what_it_allocates_was_predicted(
 ) -> None:
     shape = read_model(str(smollm2_path))
     held = {}
+    env = STEADY_GO_HEAP if generation == "ollama-old" else {}
     with (
-        started(generation, tmp_path, num_parallel=parallel, env=ollama.STEADY_HEAP) as server,
+        started(generation, tmp_path, num_parallel=parallel, env=env) as server,
         server.temporary_model(smollm2_path) as name,
     ):
         for num_ctx in (2048, 4096):
@@ -81,9 +83,7 @@ def test_what_it_allocates_was_predicted(
             server.unload(name)
             wait_until(lambda runner=runner: not alive(runner))
     measured, predicted = (held[4096][i] - held[2048][i] for i in (0, 1))
-    # The older runner is a Go program: what it holds of its freed heap is chance, up to a MiB.
-    scatter = 3 << 19 if generation == "ollama-old" else 0
-    assert abs(measured - predicted) <= max(0.02 * predicted, scatter)
+    assert abs(measured - predicted) <= 0.02 * predicted
 
 
 @pytest.mark.server

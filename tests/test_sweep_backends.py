@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from localkv.records import PointRecord
 from localkv.report.markdown import render_report
 from localkv.report.page import Page
 from localkv.sweep.measure import Job
-from localkv.sweep.ollama import Attached
+from localkv.sweep.ollama import Attached, OllamaBackend
 from localkv.sweep.ollama_settings import (
     has_engine_inside,
     ollama_points,
@@ -305,6 +306,26 @@ def test_the_report_of_a_server_says_how_it_was_measured() -> None:
     assert "interpreter and engine library" in text
 
 
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"runner": "llama-server", "attached": True}, None),
+        ({"runner": "Ollama's own process", "attached": True}, "is chance, a MiB or more"),
+        ({"runner": "Ollama's own process", "heap": ["GOGC=off"]}, "engine heap, keep that steady"),
+    ],
+)
+def test_the_report_says_what_became_of_a_heap_of_go(
+    engine: dict[str, Any], said: str | None
+) -> None:
+    served = [as_served(record, mmap=True) for record in record_grid()]
+    info = run_info(points=len(served))
+    info = replace(info, environment={**info.environment, "engine": engine})
+    text = render_report(Page(info, tuple(served), analyse(info, served)))
+    assert ("How much freed memory its runner holds" in text) == (said is not None)
+    assert (said or "") in text
+    assert ("| engine heap | GOGC=off |" in text) == ("heap" in engine)
+
+
 # -- models of somebody else -----------------------------------------------------------------
 
 
@@ -314,7 +335,7 @@ def test_the_report_of_a_server_says_how_it_was_measured() -> None:
         (("theirs",), MIB, None),
         ((), 1 << 60, None),
         (("theirs",), 1 << 60, "put out theirs"),
-        (("a", "b", "c"), MIB, "holds all 3 models"),
+        (("a", "b", "c"), MIB, "as many models as it may (3)"),
     ],
 )
 def test_nobody_elses_model_is_put_out(
@@ -329,3 +350,18 @@ def test_nobody_elses_model_is_put_out(
         config = RunConfig(n_ctx=1024)
         with pytest.raises(WouldDisturbError, match=word) if word else nullcontext():
             serve.refuse_to_disturb(shape._replace(file_bytes=file_bytes), config)
+
+
+def test_models_that_a_killed_sweep_left_are_named_with_what_removes_them() -> None:
+    left = f"{ollama.TEMPORARY}0badcafe"
+    names = ["mine:latest", f"{left}:latest", f"{ollama.TEMPORARY}x; rm -r ~", f"x/{left}:latest"]
+    with url_helpers.serving() as site:
+        site.add("/api/version", url_helpers.status(200, b'{"version": "0.33.1"}'))
+        listed = json.dumps({"models": [{"name": name} for name in names]})
+        site.add("/api/tags", url_helpers.status(200, listed.encode()))
+        backend = OllamaBackend(SweepPlan(backend="ollama", server_url=site.url), [])
+        (note,) = backend.notes()
+        assert note.endswith(f"OLLAMA_HOST={site.url} ollama rm {left}")
+        assert "holds 1 model of a localkv that was killed, or is measuring now" in note
+        site.add("/api/tags", url_helpers.status(200, b'{"models": null}'))
+        assert backend.notes() == []

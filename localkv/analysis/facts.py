@@ -8,7 +8,7 @@ from typing import Any
 
 from localkv.analysis.points import dig
 from localkv.records import RunInfo
-from localkv.units import format_bytes, format_count
+from localkv.units import format_bytes, format_count, plural
 
 NOT_RECORDED = "not recorded"
 
@@ -58,7 +58,8 @@ def _layers(value: Any) -> str:
     kinds: dict[str, int] = {}
     for layer in value or ():
         heads = dig(layer, "n_head_kv")
-        kind = f"{dig(layer, 'kind')} with {heads} KV heads"
+        shown = plural(heads, "KV head") if isinstance(heads, int) else f"{heads} KV heads"
+        kind = f"{dig(layer, 'kind')} with {shown}"
         kind += f", window {dig(layer, 'window')}" if dig(layer, "window") else ""
         kinds[kind] = kinds.get(kind, 0) + 1
     return "; ".join(f"{count} {kind}" for kind, count in kinds.items()) or NOT_RECORDED
@@ -90,6 +91,7 @@ _ENVIRONMENT = (
     _Fact("engine features", ("engine", "system_info"), _features),
     _Fact("engine with GPU support", ("engine", "gpu_offload")),
     _Fact("engine devices", ("engine", "devices"), _devices),
+    _Fact("engine heap", ("engine", "heap"), _words),
     _Fact("threads", ("n_threads",)),
     _Fact("processor", ("host", "cpu_model")),
     _Fact("processor features", ("host", "cpu_features"), _words),

@@ -33,7 +33,7 @@ def with_server(plan: SweepPlan, *, model_named: bool) -> SweepPlan:
 def _running_ollama() -> str:
     """Return the URL of the Ollama that OLLAMA_HOST names or that runs here; "" for neither."""
     from localkv.engines import ollama
-    from localkv.observe.targets import ollama_url
+    from localkv.engines.ollama_host import ollama_url
 
     host = os.environ.get("OLLAMA_HOST", "").strip()
     url = ollama_url(host)

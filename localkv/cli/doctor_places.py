@@ -215,7 +215,7 @@ def _version(command: Sequence[str]) -> str:
 
 def _running_ollama() -> tuple[str, str | None]:
     """Return the address that was asked, and what answered there; None when nothing did."""
-    from localkv.observe.targets import ollama_url
+    from localkv.engines.ollama_host import ollama_url
 
     url = ollama_url(os.environ.get("OLLAMA_HOST"))
     try:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from localkv.errors import LocalkvError
 from localkv.report.escape import escape_terminal as safe
-from localkv.units import format_bytes
+from localkv.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from localkv.model.shape import ModelShape
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from localkv.predict.ollama_plan import Gpu, OllamaPlan
 
 _PREFIX = "ollama:"
+#: The line of Ollama that the rules describe, and how long a running one may take to say its own.
+_LINE = (0, 33)
+_ASK_S = 1.0
 
 
 class OllamaSettings:
@@ -60,6 +66,8 @@ def fill_in(model: str, options: dict[str, Any]) -> OllamaSettings | None:
         *_from_model(model, options),
         *_from_environment(os.environ, options),
     ]
+    if model.startswith(_PREFIX):
+        notes += _older_line()
     gpus = _gpus(options["device_free"], options["devices"])
     num_ctx = options["ctx_size"] or options["ctx_per_slot"]
     settings = OllamaSettings(gpus, num_ctx, options["parallel"] or 1, tuple(notes))
@@ -112,6 +120,57 @@ def _from_environment(variables: Mapping[str, str], options: dict[str, Any]) -> 
     return [f"{', '.join(used)}: from this environment"] if used else []
 
 
+def _older_line() -> list[str]:
+    """Return a note when the Ollama that runs, or else the one on PATH, is older than the rules."""
+    version, where = _installed()
+    found = re.match(r"(\d{1,6})\.(\d{1,6})\.", version)
+    number = (int(found[1]), int(found[2])) if found else _LINE
+    if number == (0, 0) or number >= _LINE:  # a build without a version says 0.0.0
+        return []
+    return [
+        f"Ollama {version} {where}: what is said here holds for its {_line()} line, and an older "
+        "one may run the model otherwise; localkv sweep --backend ollama measures it"
+    ]
+
+
+def _line() -> str:
+    return ".".join(map(str, _LINE))
+
+
+def _installed() -> tuple[str, str]:
+    """Return the version of the Ollama that answers, or of the one on PATH; "" for neither."""
+    import shutil
+
+    from localkv.engines.ollama_host import ollama_url
+
+    url = ollama_url(os.environ.get("OLLAMA_HOST"))
+    if _listens(url):
+        from localkv.engines import ollama
+
+        with suppress(LocalkvError, ImportError):
+            return ollama.attached(url, timeout=_ASK_S).version, f"answers at {url}"
+    if program := shutil.which("ollama"):
+        from localkv.engines.ollama_program import program_version
+
+        return program_version(program, timeout=_ASK_S), "is on PATH"
+    return "", ""
+
+
+def _listens(url: str) -> bool:
+    """Return whether anybody listens at ``url``: to know it costs less than to load HTTP."""
+    import socket
+    from urllib.parse import urlsplit
+
+    from localkv.engines.ollama_host import PORT
+
+    parts = urlsplit(url)
+    try:
+        socket.create_connection((parts.hostname, parts.port or PORT), timeout=_ASK_S).close()
+    except (OSError, ValueError, UnicodeError):
+        return False
+    return True
+
+
 def _count(variables: Mapping[str, str], name: str) -> int:
     text = variables.get(name, "").strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
@@ -142,14 +201,14 @@ def plan_lines(plan: OllamaPlan, settings: OllamaSettings) -> list[str]:
     batch = f" + {format_bytes(belief.surcharge)} for batches" if belief.surcharge else ""
     lines = [
         "",
-        "what Ollama will think (its 0.33 line):",
+        f"what Ollama will think (its {_line()} line):",
         f"{'it expects':<18} {format_bytes(belief.total):>12}  file "
         f"{format_bytes(belief.weights)} + KV {format_bytes(belief.kv)}{batch}",
         f"{'it will be':<18} {held:>12}  weights {format_bytes(true.weights_bytes)}, KV {kv}",
         f"{'ollama ps shows':<18} {shown:>12}",
     ]
     if plan.gpu_layers is not None:
-        gpus = f"{plan.gpus_used} GPU{'s' * (plan.gpus_used != 1)}"
+        gpus = plural(plan.gpus_used, "GPU")
         lines.append(f"{'placed':<18} {plan.gpu_layers} of {plan.n_layers} layers on {gpus}")
     return lines + [f"note: {safe(note, 400)}" for note in (*settings.notes, *plan.notes)]
 

@@ -12,7 +12,8 @@ import click
 
 from localkv.cli import say
 from localkv.cli.backend import with_server
-from localkv.cli.options import INT_LIST, ValueList, complete_model, json_option
+from localkv.cli.options import INT_LIST, FiniteRange, ValueList, complete_model, json_option
+from localkv.cli.paths import FilledPath
 from localkv.cli.progress import download_progress, duration, planning_progress, sweep_progress
 from localkv.cli.report import render
 from localkv.cli.signals import sigterm_interrupts
@@ -32,7 +33,7 @@ from localkv.sweep.plan import (
 from localkv.sweep.runner import guess_seconds, run_sweep
 from localkv.sweep.session import Session, make_session, model_facts, remaining
 from localkv.sweep.store import RunStore
-from localkv.units import format_bytes, parse_word_values
+from localkv.units import format_bytes, parse_word_values, plural
 
 _MOST_NOTES = 6
 
@@ -44,7 +45,7 @@ _LAYERS = ValueList("layers", parse_gpu_layers)
     "sweep",
     epilog="Example: localkv sweep -m model.gguf -c 2048-16384*2 -np 1,2,4 -ctk f16,q8_0",
 )
-@click.argument("plan", required=False, metavar="[PLAN.toml]")
+@click.argument("plan", required=False, type=FilledPath(), metavar="[PLAN.toml]")
 @click.option(
     "-m",
     "--model",
@@ -83,7 +84,7 @@ _LAYERS = ValueList("layers", parse_gpu_layers)
 @click.option(
     "--timeout",
     metavar="SECONDS",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="How long one run may take.",
 )
 @click.option("--speed", is_flag=True, help="Measure prefill and decode speed at several depths.")
@@ -105,7 +106,7 @@ _LAYERS = ValueList("layers", parse_gpu_layers)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FilledPath(path_type=Path),
     help="Folder of the run.  [default: reports/MODEL/TIME]",
 )
 @json_option
@@ -159,8 +160,10 @@ def _plan_from(plan: str | None, options: dict[str, Any], speed: bool) -> SweepP
     given = {name: value for name, value in options.items() if value is not None}
     if "cache_type" in given and given.keys() & {"cache_type_k", "cache_type_v"}:
         raise UsageError("--cache-type sets K and V together", "leave it, or -ctk and -ctv, away")
-    if not given.get("timeout", 1) > 0:
-        raise UsageError("--timeout must be a number above 0", "give seconds")
+    for name in ("model", "server_bin", "server_url"):
+        if given.get(name) == "":
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is empty", "give it a value, or leave it away")
     for flag in ("kv_unified", "swa_full"):
         if flag in given:
             given[flag] = (given[flag],)
@@ -238,9 +241,12 @@ def _announce(session: Session, store: RunStore, runs: int) -> None:
         say(f"note: {note}")
     if session.gpu_reason:
         say(f"No GPU takes part, so memory is measured in RAM: {session.gpu_reason}.")
-    say(f"{runs} runs of {escape_terminal(session.shape.name)}; results go to {store.directory}")
+    name = escape_terminal(session.shape.name)
+    say(f"{plural(runs, 'run')} of {name}; results go to {store.directory}")
     for key, why in session.refusals.items():
         say(f"note: no plan from the engine for {key}: {why}")
+    for note in session.served.notes if session.served else ():
+        say(f"note: {note}")
     for line in _impossible_lines(session):
         say(f"note: {line}")
 
@@ -306,8 +312,8 @@ def _print_points(session: Session, *, as_json: bool) -> None:
             }
         )
         return
-    runs = f"{repeats} run{'s' * (repeats > 1)} of each"
-    print(f"{escape_terminal(session.shape.name)}: {len(rows)} points, {runs}")
+    runs = f"{plural(len(rows), 'point')}, {plural(repeats, 'run')} of each"
+    print(f"{escape_terminal(session.shape.name)}: {runs}")
     print(f"{'n_ctx':>8} {'per slot':>8} {'slots':>5} {'K/V':>11} {'KV':>11} {'total':>11} about")
     for row in rows:
         types = f"{row['cache_type_k']}/{row['cache_type_v']}"

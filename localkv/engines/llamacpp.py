@@ -57,11 +57,9 @@ def load_api() -> ModuleType:
             raise EngineError(
                 f"{PACKAGE} is not installed", f"run: python -m pip install {PACKAGE}"
             )
-        # A bare package object lets the binding be imported without running the package's own
+        # A package that is made but not run lets the binding be imported without the package's own
         # __init__, which imports numpy and jinja2 and installs a log callback of its own.
-        package = ModuleType("llama_cpp")
-        package.__path__ = list(spec.submodule_search_locations)
-        sys.modules["llama_cpp"] = package
+        sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
     try:
         return importlib.import_module("llama_cpp.llama_cpp")
     except Exception as error:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from localkv.engines.log import EngineLog, parse_log
 from localkv.engines.server_log import ServerLog, ServerLogReader
 from localkv.errors import UsageError
+from localkv.tuples import NamedTuple
 
 #: Bytes read at first, and at each look after it.
 _FIRST, _EACH = 32 << 20, 8 << 20

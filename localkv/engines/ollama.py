@@ -21,15 +21,12 @@ from localkv.engines.log import EngineLog
 from localkv.engines.ollama_log import parse_ollama_log
 from localkv.engines.ollama_program import PROGRAM, find_program
 from localkv.engines.serving import Serving, serving
-from localkv.http import Client, ServerError
+from localkv.http import TIMEOUT, Client, ServerError
 
 _LISTENING = re.compile(r"Listening on 127\.0\.0\.1:(\d+)")
-#: For the environment of an Ollama before 0.30 whose memory is measured. Its runner is a program in
-#: Go: how much of its freed heap it still holds is chance, a MiB either way; asked to live within
-#: so little, it gives back what it does not need.
-STEADY_HEAP = {"GOMEMLIMIT": "24MiB"}
 #: What a model is called that localkv imports; a leftover can be told by it.
 TEMPORARY = "localkv-temporary-"
+_TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + r"[0-9a-f]{8}")
 #: Seconds: for the server to start, for a model to be copied or loaded, and to be gone again.
 START, LOAD, UNLOAD = 60.0, 600.0, 60.0
 _POLL = 0.05
@@ -65,6 +62,17 @@ class Ollama:
     def loaded_as(self, name: str) -> dict[str, Any] | None:
         """Return the entry of ``name`` in ``/api/ps``, None when it is not in memory."""
         return next((model for model in self.loaded() if model.get("name") == tagged(name)), None)
+
+    def temporary_models(self) -> list[str]:
+        """Return the names that localkv gave: of sweeps at work, or left by one that was killed.
+
+        Raises:
+            ServerError: no answer, or not Ollama's.
+        """
+        models = self._get("/api/tags").get("models")
+        listed = [str(model.get("name")) for model in models or [] if isinstance(model, dict)]
+        bare = (name.removesuffix(":latest") for name in listed)
+        return sorted(name for name in bare if _TEMPORARY_NAME.fullmatch(name))
 
     def show(self, name: str) -> dict[str, Any]:
         """Return ``/api/show`` of ``name``: model_info, parameters, details, capabilities.
@@ -291,13 +299,13 @@ class Ollama:
             return _object(self.url, client.post_json(path, body, timeout=timeout))
 
 
-def attached(url: str) -> Ollama:
-    """Return the Ollama that runs at ``url``.
+def attached(url: str, *, timeout: float = TIMEOUT) -> Ollama:
+    """Return the Ollama that runs at ``url`` and answers within ``timeout`` seconds.
 
     Raises:
         ServerError: nobody answers there, or another program does.
     """
-    with Client(url) as client:
+    with Client(url, timeout=timeout) as client:
         answer = _object(url, client.get_json("/api/version"))
     version = answer.get("version")
     if not isinstance(version, str):

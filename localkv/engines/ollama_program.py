@@ -29,13 +29,13 @@ def find_program(named: str | None = None) -> str:
     return found
 
 
-def program_version(program: str) -> str:
-    """Return the version that ``program`` says it has, "" when it says none."""
+def program_version(program: str, *, timeout: float = _TIMEOUT) -> str:
+    """Return the version that ``program`` says it has, "" when it says none in ``timeout`` s."""
     # Port 9 is nobody's: a running server would be asked for its version first.
     env = {**os.environ, "OLLAMA_HOST": "127.0.0.1:9"}
     try:
         done = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT, env=env
+            [program, "--version"], capture_output=True, text=True, timeout=timeout, env=env
         )
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -13,6 +13,7 @@ from localkv.predict.config import RunConfig
 from localkv.predict.engine_plan import with_engine_plan
 from localkv.predict.estimate import Estimate
 from localkv.predict.predict import estimate
+from localkv.units import plural
 
 
 def planned(shape: ModelShape, config: RunConfig) -> Estimate:
@@ -34,8 +35,8 @@ def planned(shape: ModelShape, config: RunConfig) -> Estimate:
     if not plans_elsewhere(config, gpu_count(run.info)):
         return with_engine_plan(draft, plan.engine)
     note = (
-        f"the installed engine sees {gpu_count(run.info)} of the {config.n_devices} GPUs asked "
-        "for: its compute buffers are for other devices and are not used"
+        f"the installed engine sees {gpu_count(run.info)} of {plural(config.n_devices, 'GPU')} "
+        "asked for: its compute buffers are for other devices and are not used"
     )
     known = draft if draft.known else with_engine_plan(draft, plan.engine)
     return known._replace(notes=(*known.notes, note))

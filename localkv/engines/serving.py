@@ -41,11 +41,9 @@ class Serving:
     log: Path
     url: str = ""
 
-    def lines(self, start: int = 0) -> list[str]:
-        """Return the log from byte ``start`` on, line by line; the last may be unfinished."""
-        with self.log.open("rb") as file:
-            file.seek(start)
-            return file.read().decode("utf-8", "replace").splitlines()
+    def lines(self) -> list[str]:
+        """Return the log line by line; the last may be unfinished."""
+        return self.log.read_bytes().decode("utf-8", "replace").splitlines()
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from localkv.predict.server_memory import (
     server_memory,
 )
 from localkv.snapshots import HostMemory, MemoryPart, Slot, Snapshot
-from localkv.units import format_bytes
+from localkv.units import format_bytes, plural
 
 _CANDIDATE = 12
 #: The parts in the order in which they are shown.
@@ -222,9 +222,9 @@ class _Model:
     def _cache_note(self, entries: int | None, limit: int | None) -> str:
         if limit == 0:
             return "off"
-        prompts = "1 saved prompt" if entries == 1 else f"{entries} saved prompts"
-        if entries is None:
-            prompts = "none seen since the watch began; earlier ones are not known"
+        prompts = "none seen since the watch began; earlier ones are not known"
+        if entries is not None:
+            prompts = plural(entries, "saved prompt")
         bound = "no limit" if limit is None or limit < 0 else f"at most {format_bytes(limit)}"
         return f"{prompts}, {bound} (--cache-ram)"
 

@@ -16,6 +16,7 @@ from localkv.errors import EngineError
 from localkv.observe.load import Bench, Task, run_step
 from localkv.observe.load_plan import concurrency, context, prefix, scenarios
 from localkv.snapshots import LoadLimits, LoadStep
+from localkv.units import plural
 
 #: Kinds of giving up after which more load shows nothing new.
 _FINAL = ("cache full", "preempted", "refused")
@@ -94,7 +95,7 @@ class LoadRun:
         if self._left() < _LEAST:
             self.ended = f"the time is up ({self._budget.seconds:g} s, --max-seconds)"
         elif self._sent + task.requests > self._budget.requests:
-            self.ended = f"no more than {self._budget.requests} requests (--max-requests)"
+            self.ended = f"no more than {plural(self._budget.requests, 'request')} (--max-requests)"
         return bool(self.ended)
 
     def _run(self, task: Task) -> LoadStep:

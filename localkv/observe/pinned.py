@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import PurePath
 from typing import Any
-from urllib.parse import urlsplit
 
-from localkv.observe.sources import USUAL_PORTS
+from localkv.engines.ollama_host import ollama_command
 from localkv.snapshots import HostMemory, Loaded, Pinned, Snapshot
 
 #: Beyond this many seconds Ollama means "for ever" (keep_alive below zero).
@@ -79,12 +78,9 @@ def seconds_left(expires_at: str, now: float) -> float | None:
 
 
 def _stop(url: str, model: Loaded) -> tuple[str, ...]:
-    parts = urlsplit(url)
-    usual = parts.hostname in ("127.0.0.1", "localhost") and parts.port == USUAL_PORTS["ollama"]
-    host = "" if usual else f"OLLAMA_HOST={shlex.quote(url)} "
     body = json.dumps({"model": model.name, "keep_alive": 0})
     return (
-        f"{host}ollama stop {shlex.quote(model.name)}",
+        ollama_command(url, "stop", model.name),
         f"curl {shlex.quote(url + '/api/generate')} -d {shlex.quote(body)}",
     )
 

@@ -8,9 +8,9 @@ saved), server_prompt_cache::alloc and load in server-task.cpp (what is dropped)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from localkv.snapshots import Slot
+from localkv.tuples import NamedTuple
 
 #: Below this share of its tokens kept, a slot's prompt is saved before the new one replaces it.
 _KEEP = 0.5

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from localkv.engines.ollama_host import PORT as OLLAMA_PORT
 from localkv.errors import EngineError
 from localkv.http import Client, ServerError
 from localkv.observe import llama_server, ollama, sglang, vllm
@@ -18,7 +19,7 @@ from localkv.snapshots import Snapshot
 #: Endpoints that answer so are switched off or not built in; asking again would not help.
 _OFF = (404, 405, 501)
 #: Where servers listen unless they are told otherwise, in the order in which they are asked.
-USUAL_PORTS = {"llama-server": 8080, "ollama": 11434, "vllm": 8000, "sglang": 30000}
+USUAL_PORTS = {"llama-server": 8080, "ollama": OLLAMA_PORT, "vllm": 8000, "sglang": 30000}
 #: Bytes of metrics: a busy vLLM gives some hundred KiB. Reading more would take seconds.
 MOST_METRICS = 4 << 20
 _SHOWN = 40

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from localkv.engines.ollama_host import ollama_url
 from localkv.errors import EngineError, UsageError
 from localkv.http import TIMEOUT, Client, ServerError
 from localkv.observe.process import ServerProcess
@@ -27,30 +28,6 @@ def urls(target: str, variables: Mapping[str, str]) -> list[str]:
     if target == "auto":
         return list(usual.values())
     return [usual.get(target, target)]
-
-
-def ollama_url(host: str | None) -> str:
-    """Return where Ollama listens by ``OLLAMA_HOST``, as its client reads it (envconfig.Host).
-
-    Without a scheme the port is 11434; an address that means "all" is asked at this machine's own.
-    """
-    text = (host or "").strip().strip("\"'")
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        scheme, rest = "http", text
-    usual = USUAL_PORTS["ollama"]
-    default = {"http": 80, "https": 443}.get(scheme, usual) if separator else usual
-    name, port = "", None
-    try:
-        parts = urlsplit(f"//{rest}")
-        name = parts.hostname or "127.0.0.1"
-        port = parts.port
-    except ValueError:  # no address at all, or a port that is none
-        name = name or "127.0.0.1"
-    if name in ("0.0.0.0", "::"):
-        name = "127.0.0.1"
-    name = f"[{name}]" if ":" in name else name
-    return f"{scheme}://{name}:{port or default or USUAL_PORTS['ollama']}"
 
 
 @dataclass(frozen=True)

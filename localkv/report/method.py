@@ -11,7 +11,7 @@ from localkv.report.escape import escape_markdown
 from localkv.report.page import Page, size, tokens
 from localkv.report.table import table
 from localkv.report.trouble import command_line
-from localkv.units import format_bytes
+from localkv.units import format_bytes, plural
 
 #: A server's process has another number in every run.
 _PROCESS = re.compile(r"/proc/\d+/")
@@ -71,7 +71,9 @@ def _quantisation(model: Mapping[str, Any]) -> str:
     for entry in model.get("quantisation") or ():
         if isinstance(entry, list | tuple) and len(entry) == 3:
             name, count, held = entry
-            parts.append(f"{escape_markdown(name)} {count} tensors ({format_bytes(held)})")
+            parts.append(
+                f"{escape_markdown(name)} {plural(count, 'tensor')} ({format_bytes(held)})"
+            )
     return ", ".join(parts)
 
 
@@ -138,8 +140,8 @@ def _how(page: Page) -> list[str]:
         "",
         f"Made by localkv {escape_markdown(run.localkv)}"
         + (f" on {escape_markdown(run.created)}" if run.created else "")
-        + f" with {command_line(page)}. Points: {done or 'none'}; {run.repeats} "
-        f"run{'s' if run.repeats != 1 else ''} of each, in an order shuffled with seed {run.seed}.",
+        + f" with {command_line(page)}. Points: {done or 'none'}; "
+        f"{plural(run.repeats, 'run')} of each, in an order shuffled with seed {run.seed}.",
         "",
         _phases(page),
         "",
@@ -189,7 +191,23 @@ def _phases(page: Page) -> str:
     )
     if program == "llama-server" and not attached:
         text += " Its prompt cache and checkpoints, host memory beside the model, are off."
-    return f"{text} {read}"
+    return f"{text}{_heap(page)} {read}"
+
+
+def _heap(page: Page) -> str:
+    """Return what became of the heap of a runner that is a Go program, "" for any other."""
+    engine = page.run.environment.get("engine")
+    if points.dig(engine, "heap"):
+        return (
+            " How much freed memory its runner holds would be chance: the settings above, engine "
+            "heap, keep that steady."
+        )
+    if points.dig(engine, "runner") not in (None, "llama-server"):
+        return (
+            " How much freed memory its runner holds is chance, a MiB or more: --repeats evens "
+            "that out, and a server that localkv starts (--server-bin) is kept steady."
+        )
+    return ""
 
 
 def _weights(page: Page) -> str:

@@ -7,7 +7,7 @@ sweep is removed, whatever ends it, and the server is never restarted.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from localkv.engines import ollama
-from localkv.engines.ollama import STEADY_HEAP, Ollama
+from localkv.engines.ollama import Ollama
+from localkv.engines.ollama_host import ollama_command
 from localkv.engines.ollama_program import PROGRAM, find_program, program_version
 from localkv.errors import UsageError
 from localkv.gguf.find import GgufModel, Progress, open_model
@@ -30,6 +31,7 @@ from localkv.probes.listening import command_line, environment
 from localkv.probes.runner import ollama_runners
 from localkv.records import PointRecord
 from localkv.sweep.decode import decoded_per_slot
+from localkv.sweep.heap import STEADY_GO_HEAP
 from localkv.sweep.llama_server import process_of
 from localkv.sweep.measure import Job
 from localkv.sweep.ollama_settings import (
@@ -50,7 +52,7 @@ from localkv.sweep.served import (
     measured,
     wait_until_gone,
 )
-from localkv.units import format_bytes
+from localkv.units import format_bytes, plural
 
 #: What the imported model is called in a store of localkv's own.
 _NAME = "localkv-sweep"
@@ -81,6 +83,8 @@ class OllamaBackend:
             self._program = program
             self._version = program_version(program)
         self._engine_inside = has_engine_inside(self._version, self._program)
+        own = self._running is None
+        self._heap = STEADY_GO_HEAP if self._engine_inside and own else {}
 
     def _attach(self, url: str) -> None:
         self._running = ollama.attached(url)
@@ -93,12 +97,14 @@ class OllamaBackend:
 
     def facts(self) -> dict[str, Any]:
         """Return what the environment record says of the engine."""
-        return {
+        told = {
             "program": PROGRAM,
             "version": self._version,
             "attached": self._running is not None,
             "runner": "Ollama's own process" if self._engine_inside else "llama-server",
         }
+        heap = [f"{name}={value}" for name, value in self._heap.items()]
+        return {**told, "heap": heap} if heap else told
 
     def model(self, progress: Progress | None) -> GgufModel:
         """Return the model of the plan: a name in the running Ollama, or a file to import.
@@ -143,6 +149,24 @@ class OllamaBackend:
         """Return why this Ollama cannot be measured with ``config``."""
         return refused_by(self._serve, config) if self._serve else None
 
+    def notes(self) -> list[str]:
+        """Return what a killed localkv left in the running Ollama, and what removes it.
+
+        It is not removed here: another localkv may be measuring it.
+
+        Raises:
+            ServerError: the running Ollama does not say which models it has.
+        """
+        left = self._running.temporary_models() if self._running else []
+        if not left:
+            return []
+        assert self._running is not None
+        remove = ollama_command(self._running.url, "rm", *left)
+        return [
+            f"this Ollama holds {plural(len(left), 'model')} of a localkv that was killed, or is "
+            f"measuring now; if none is, remove what is left with: {remove}"
+        ]
+
     @contextmanager
     def measuring(self, folder: Path, shape: ModelShape) -> Iterator[Measure]:
         """Give what measures a point; in the end nothing that it started or imported is left.
@@ -156,9 +180,7 @@ class OllamaBackend:
                 store = stack.enter_context(
                     tempfile.TemporaryDirectory(dir=folder, prefix=".server-")
                 )
-                serve = stack.enter_context(
-                    _OwnServe(self._program, Path(store), self._engine_inside)
-                )
+                serve = stack.enter_context(_OwnServe(self._program, Path(store), self._heap))
             else:
                 serve = stack.enter_context(
                     Attached(self._running, self._pid, self._serve, self._named)
@@ -220,10 +242,10 @@ class _OwnServe:
 
     why = ""
 
-    def __init__(self, program: str | None, folder: Path, engine_inside: bool) -> None:
+    def __init__(self, program: str | None, folder: Path, env: Mapping[str, str]) -> None:
         self._program = program
         self._folder = folder
-        self._env = STEADY_HEAP if engine_inside else {}
+        self._env = env
         self._stack = ExitStack()
         self._settings: tuple[object, ...] = ()
         self._server: Ollama | None = None
@@ -297,7 +319,7 @@ class Attached:
         named = ", ".join(others)
         if len(others) >= self._serve.max_loaded:
             raise WouldDisturbError(
-                f"the running Ollama holds all {self._serve.max_loaded} models that it may: "
+                f"the running Ollama holds as many models as it may ({self._serve.max_loaded}): "
                 f"loading another would put out one of {named}",
                 f"run: ollama stop {others[0]}",
             )
