@@ -168,6 +168,49 @@ def test_an_empty_name_is_not_the_demo(run: Run, name: str, way: tuple[str, ...]
     assert "empty" in err
 
 
+EXAMPLE = Path(__file__).resolve().parents[1] / "reports" / "example"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sweep", "-o", ""),
+        ("sweep", "--resume", "-o", ""),
+        ("sweep", ""),
+        ("sweep", "-m", ""),
+        ("sweep", "--backend", "llama-server", "--server-bin", ""),
+        ("sweep", "--backend", "ollama", "--server-url", ""),
+        ("report", ""),
+        ("compare", "", EXAMPLE),
+        ("compare", EXAMPLE, ""),
+        ("compare", EXAMPLE, EXAMPLE, "-o", ""),
+        ("models", ""),
+        ("observe", "http://127.0.0.1:9", "-o", ""),
+        ("observe", "http://127.0.0.1:9", "--log", ""),
+    ],
+)
+def test_an_empty_value_is_not_the_current_directory_nor_the_default(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[object, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dry = ("--dry-run",) if arguments[0] == "sweep" else ()
+
+    code, out, err = run(*arguments, *dry)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "is empty" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])
+def test_a_time_limit_is_a_finite_number_above_0(run: Run, seconds: str) -> None:
+    code, out, err = run("sweep", "--timeout", seconds, "--dry-run")
+
+    assert (code, out) == (2, "")
+    assert "--timeout" in err
+    assert seconds in err
+
+
 def test_ctrl_c_is_130_and_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -223,12 +266,19 @@ def test_a_process_of_its_own_prints_and_ends_as_main_does(
     assert done.returncode == code
 
 
+#: A thread that outlives the main one, however long that takes.
+_LATE = (
+    "import threading as t\n"
+    "t.Thread(target=lambda: (t.main_thread().join(), print('tidied'))).start()"
+)
+
+
 @pytest.mark.parametrize(
     ("before", "printed"),
     [
         ("pass", "at once"),
         ("import atexit; atexit.register(print, 'tidied')", "tidied"),
-        ("import threading; threading.Timer(0.1, print, ['tidied']).start()", "tidied"),
+        (_LATE, "tidied"),
         ("import ctypes", ""),
     ],
 )

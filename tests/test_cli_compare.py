@@ -113,8 +113,24 @@ def test_the_page_can_go_to_a_file(run: Run, tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8").startswith("# Two sweeps compared\n")
 
     code, out, err = run("compare", EXAMPLE, EXAMPLE, "-o", tmp_path / "no" / "page.md")
-    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert (code, out, err.count("\n")) == (2, "", 1)
     assert "cannot write" in err
+
+
+def test_a_report_that_cannot_be_written_ends_as_a_sweep_that_cannot(
+    run: Run, tmp_path: Path
+) -> None:
+    """A directory stands where the page goes, which no user may write over, root neither."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("run.json", "results.jsonl"):
+        shutil.copy(EXAMPLE / name, folder / name)
+    (folder / "report.md").mkdir()
+
+    code, out, err = run("report", folder)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"cannot write the report to {folder}: " in err
 
 
 def test_a_point_that_is_lost_fails_and_so_does_nothing_in_common(run: Run, tmp_path: Path) -> None:
@@ -163,6 +179,10 @@ def test_a_directory_without_a_run_is_named(run: Run, tmp_path: Path, side: int)
     code, out, err = run("compare", *sides)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "holds no run" in err
+    code, out, err = run("report", tmp_path)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{tmp_path} holds no run and no recording" in err
+    assert "observe -o" in err
 
 
 def test_what_a_run_says_acts_on_no_page(run: Run, tmp_path: Path) -> None:

@@ -69,6 +69,33 @@ def test_the_paged_plan_is_the_librarys(run: Run, name: str) -> None:
     assert out.count("group:") == len(plan.groups)
 
 
+@pytest.mark.parametrize("command", ["predict", "capacity"])
+@pytest.mark.parametrize(
+    ("name", "block", "refused"),
+    [
+        ("llama", 7, True),
+        ("llama", 48, False),
+        ("gemma3_text", 40, True),
+        ("deepseek_v2", 7, False),  # MLA has kernels that take any
+        ("qwen3_next", 7, False),  # raised until a page holds the recurrent state
+    ],
+)
+def test_a_block_size_that_vllm_never_takes_is_refused(
+    run: Run, command: str, name: str, block: int, refused: bool
+) -> None:
+    weights = ("--weights", "1G") if command == "capacity" else ()
+
+    code, out, err = run(
+        command, CONFIGS / name, "--memory", "24G", "--block-size", block, *weights
+    )
+
+    if refused:
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"blocks of {block} tokens: its attention kernels take multiples of 16" in err
+    else:
+        assert code == 0, err
+
+
 def test_the_paged_plan_stands_beside_the_estimate(run: Run) -> None:
     folder = CONFIGS / "llama"
 

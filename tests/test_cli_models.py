@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -178,6 +179,25 @@ def test_nothing_at_all_says_what_to_do(home, run) -> None:
     code, out, _ = run("models")
     assert code == 0
     assert "name a folder" in out
+
+
+@POSIX
+def test_a_folder_that_cannot_be_read_is_told_with_the_reason(home, run) -> None:
+    """A link to itself, which no user can read, root neither."""
+    for name in (".ollama/models/manifests", ".cache/huggingface/hub"):
+        (home / name).parent.mkdir(parents=True)
+        (home / name).symlink_to(home / name)
+    code, out, _ = run("models", "--json")
+    assert code == 0
+    notes = json.loads(out)["notes"]
+    assert [note.partition(" (")[0] for note in notes] == [
+        f"{home / '.ollama/models/manifests'} cannot be read",
+        f"{home / '.cache/huggingface/hub'} cannot be read",
+    ]
+    assert os.strerror(errno.ELOOP) in notes[0]
+    _, out, _ = run("models")
+    assert out.startswith("No models found")
+    assert out.count("note:") == 2
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])

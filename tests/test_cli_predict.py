@@ -243,7 +243,7 @@ def test_an_engine_without_the_gpus_says_so(run: Run, smollm2_path: Path) -> Non
     answer = told(run, smollm2_path, *options, "--engine")
 
     assert answer["compute"]["source"] == "formula"
-    assert any("of the 9 GPUs" in note for note in answer["notes"])
+    assert any("of 9 GPUs asked for" in note for note in answer["notes"])
     checked = told(run, smollm2_path, *options, "--check")["check"]
     assert checked["verdict"] == "equal"
     assert "compute" not in [row["name"] for row in checked["rows"]]

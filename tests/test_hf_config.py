@@ -296,7 +296,10 @@ def test_an_unknown_type_with_a_window_but_no_pattern_says_how_it_was_counted() 
         ({"model_type": "llama", "num_hidden_layers": 10**9}, "layers"),
         ({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": -1}, "hidden_size"),
         ({"model_type": "llama", "num_hidden_layers": 2, "layer_types": ["x"] * 2}, "'x'"),
-        ({"model_type": "llama", "num_hidden_layers": 2, "layer_types": ["full"]}, "entries"),
+        (
+            {"model_type": "llama", "num_hidden_layers": 2, "layer_types": ["full"]},
+            "1 entry for 2 layers",
+        ),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "M?"}, "hybrid_override_pattern"),
         ({"model_type": "llama", "layer_types": ["mamba"] * 32}, "recurrent"),
     ],

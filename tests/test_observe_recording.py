@@ -17,7 +17,7 @@ from localkv.observe.rates import rates
 from localkv.observe.recording import RECORDING_FILE, Recorder, read_recording
 from localkv.observe.watch import watch
 from localkv.records import Reading
-from localkv.report.observation import write_observation
+from localkv.report.observation import summary_lines, write_observation
 from localkv.snapshots import SCHEMA, Loaded, Observed, RecordingInfo, Slot, Snapshot
 
 INFO = RecordingInfo(
@@ -98,6 +98,26 @@ def test_a_recording_comes_back_as_it_was(tmp_path: Path) -> None:
     assert (found.info, found.seen, found.left_out) == (INFO, looks, 0)
 
 
+def test_one_of_each_is_called_by_its_singular() -> None:
+    counted = ("preemptions", "prompt_tokens", "cached_prompt_tokens", "generated_tokens")
+    looks = [
+        seen(float(at), used_tokens=1, running=1, counters=dict.fromkeys(counted, float(at)))
+        for at in (0, 1)
+    ]
+    said = summary_lines(replace(summarise(INFO, looks), slow=1, missed=1))
+    for words in (
+        "The cache held at most 1 of 2,048 tokens",
+        "At most 1 request ran at once",
+        "1 request preempted: ",
+        "1 prompt token read.",
+        "1 prompt token taken from the cache.",
+        "1 token generated.",
+        "1 slow look: ",
+        "1 look had no answer",
+    ):
+        assert sum(line.startswith(words) for line in said) == 1, words
+
+
 def test_half_a_last_line_is_left_out_and_said(run: Run, tmp_path: Path) -> None:
     path = tmp_path / RECORDING_FILE
     with Recorder(path, INFO) as recorder:
@@ -108,9 +128,9 @@ def test_half_a_last_line_is_left_out_and_said(run: Run, tmp_path: Path) -> None
     code, out, err = run("report", tmp_path)
     assert code == 0
     assert "The cache held at most 7 of 2,048 tokens" in out
-    assert "1 lines" in err
+    assert f"1 line of {path} left out" in err
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "1 lines of the recording were not whole" in text
+    assert "1 line of the recording left out as not whole." in text
     assert "observed-cache.svg" in text
     assert (tmp_path / "observed-cache.svg").exists()
     code, out, _ = run("report", tmp_path, "--json")

@@ -140,7 +140,8 @@ def test_layers_stay_behind_where_the_truth_does_not_fit(dense: ModelShape) -> N
     plan = ollama_plan(dense, num_ctx=2048, gpus=[small])
     assert plan.gpu_layers is not None
     assert 0 < plan.gpu_layers < plan.n_layers
-    assert said(plan, f"{plan.n_layers - plan.gpu_layers} of {plan.n_layers} layers stay on")
+    left = plan.n_layers - plan.gpu_layers
+    assert said(plan, f"the CPU keeps {left} of {plan.n_layers} layers")
     assert plan.ps_bytes is None
     assert plan.ps_why
     assert plan.to_dict()["ps_why"] == plan.ps_why

@@ -6,6 +6,8 @@ the handed ones in depth, widths and patterns.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +109,16 @@ def test_the_engine_agrees_on_one_model_of_every_kind(architecture: str, tmp_pat
 def test_the_engine_agrees_on_every_architecture(architecture: str, tmp_path: Path) -> None:
     keys = predict_zoo.metadata(architecture, seed=11, n_layer=12)
     compare(predict_zoo.write_header(tmp_path / "model.gguf", keys))
+
+
+def test_python_still_finds_the_package_of_a_loaded_engine() -> None:
+    """Other libraries ask so whether it is installed; a bare package made that an exception."""
+    program = (
+        "from importlib.util import find_spec\n"
+        "from localkv.engines.llamacpp import load_api\n"
+        "before = find_spec('llama_cpp')\nload_api()\n"
+        "print(find_spec('llama_cpp').origin == before.origin)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert (done.stdout, done.stderr) == ("True\n", "")

@@ -137,12 +137,12 @@ def test_a_run_without_a_measurement_still_says_why(outcome: str) -> None:
 def test_an_empty_run_renders() -> None:
     text = render_report(page_of(run_info(12), []))
     assert "No point of this sweep could be measured" in text
-    assert "0 of 12 planned runs were made" in text
+    assert "0 of 12 planned runs made" in text
 
 
 def test_an_interrupted_run_says_how_much_is_missing() -> None:
     text = render_report(page_of(run_info(24), grid()))
-    assert "12 of 24 planned runs were made" in text
+    assert "12 of 24 planned runs made" in text
     assert "resume" in text
 
 

@@ -81,6 +81,14 @@ def test_a_row_for_every_model_and_a_file_that_is_none(run: Run, tmp_path: Path)
     assert "not tested" in " ".join(rows["missing.gguf"])
 
 
+def test_without_a_model_to_load_nothing_stands_for_the_engine(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("selftest", tmp_path / "missing.gguf")
+
+    assert code == 1
+    assert out.splitlines()[1] == ""
+    assert out.splitlines()[2].startswith("model ")
+
+
 @pytest.mark.engine
 @pytest.mark.usefixtures("small")
 def test_all_equal_exits_with_0(run: Run) -> None:

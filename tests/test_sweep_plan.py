@@ -122,6 +122,7 @@ BAD = [
     ("timeout", "0", "more than 0"),
     ("timeout", "-3.5", "more than 0"),
     ("timeout", "nan", "more than 0"),
+    ("timeout", "inf", "more than 0"),
     ("timeout", '"10"', "more than 0"),
     ("model", '["a.gguf", "b.gguf"]', "in quotes"),
     ("model", "7", "in quotes"),

@@ -15,6 +15,7 @@ from itertools import pairwise
 from localkv.analysis.observed import total_growth
 from localkv.records import Record
 from localkv.snapshots import LoadRequest, LoadStep, Snapshot
+from localkv.units import plural
 
 #: Kinds of giving up, the gravest first.
 KINDS = ("cache full", "preempted", "refused", "too long", "cut", "queued")
@@ -109,17 +110,17 @@ def _cache_full(step: LoadStep, server: str) -> Iterator[str]:
     failed = [r for r in step.requests if r.status == 500 and _FULL in r.error.lower()]
     if failed:
         said = f'"{server_said(failed[0])}" (500)'
-        yield f"{len(failed)} of {step.concurrency} requests failed: {said}"
+        yield f"{len(failed)} of {plural(step.concurrency, 'request')} failed: {said}"
 
 
 def _preempted(step: LoadStep, server: str) -> Iterator[str]:
     seen = snapshots(step)
     word = "retracted" if server == "sglang" else "preempted"
     if count := total_growth(seen, "preemptions"):
-        yield f"the server counted {count} requests {word}"
+        yield f"the server counted {plural(count, 'request')} {word}"
     now = max((int(s.facts.get("retracted_now") or 0) for s in seen), default=0)
     if now:
-        yield f"{now} requests were {word} at the same time"
+        yield f"at most {plural(now, 'request')} {word} at the same time"
     # Its counter lags: requests that go back to waiting, none having come or ended, show it first.
     told = [(look.seconds, look.snapshot) for look in step.looks if look.snapshot is not None]
     for (_, before), (seconds, after) in pairwise(told):
@@ -143,14 +144,14 @@ def _refused(step: LoadStep, server: str) -> Iterator[str]:
     failed = [r for r in step.requests if r.status in (429, 503)]
     if failed:
         said = f'"{server_said(failed[0])}" ({failed[0].status})'
-        yield f"{len(failed)} of {step.concurrency} requests were refused: {said}"
+        yield f"{len(failed)} of {plural(step.concurrency, 'request')} refused: {said}"
 
 
 def _too_long(step: LoadStep, server: str) -> Iterator[str]:
     failed = [r for r in step.requests if too_long(r)]
     if failed:
         said = f'"{server_said(failed[0])}" (400)'
-        yield f"{len(failed)} of {step.concurrency} requests were refused: {said}"
+        yield f"{len(failed)} of {plural(step.concurrency, 'request')} refused: {said}"
 
 
 def _cut(step: LoadStep, server: str) -> Iterator[str]:
@@ -161,7 +162,7 @@ def _cut(step: LoadStep, server: str) -> Iterator[str]:
     ]
     if read and server == "ollama":
         yield (
-            f"{len(read)} of {step.concurrency} prompts were cut without a word: "
+            f"{len(read)} of {plural(step.concurrency, 'prompt')} cut without a word: "
             f"{min(read):,} of {step.prompt_tokens:,} tokens were read"
         )
 
@@ -174,7 +175,7 @@ def _queued(step: LoadStep, server: str) -> Iterator[str]:
         # Every request of vLLM waits for a moment; one that llama-server defers has found no slot.
         if waiting and (late or server == "llama-server"):
             word = "deferred" if server == "llama-server" else "waiting"
-            yield f"at most {waiting} requests were {word} while {running} ran"
+            yield f"at most {plural(waiting, 'request')} {word} while {running} ran"
     elif late and running is not None and 0 < running < step.concurrency:
         yield f"at most {running} of {step.concurrency} requests ran at once"
     elif running is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from localkv.snapshots import HostMemory, MemoryPart
+from localkv.tuples import NamedTuple
 from localkv.units import MIB
 
 #: What the allocator and small things take beside the parts: measured at llama-server, 1 to 3 MiB

@@ -18,6 +18,7 @@ from localkv.analysis.exhausted import (
 from localkv.analysis.observed import total_growth
 from localkv.records import Record
 from localkv.snapshots import LoadLimits, LoadStep, RecordingInfo
+from localkv.units import plural
 
 #: The parts of a load, in the order in which they run.
 PARTS = ("scenarios", "prefix", "concurrency", "context")
@@ -223,7 +224,9 @@ def _notes(step: LoadStep) -> list[str]:
     counts = {r.prompt_tokens for r in step.requests if r.prompt_tokens is not None}
     if other := sorted(counts - {step.prompt_tokens}):
         said = ", ".join(f"{count:,}" for count in other)
-        notes.append(f"asked for {step.prompt_tokens:,} prompt tokens, the server read {said}")
+        notes.append(
+            f"asked for {plural(step.prompt_tokens, 'prompt token')}, the server read {said}"
+        )
     errors: dict[str, int] = {}
     for request in step.requests:
         if request.error:

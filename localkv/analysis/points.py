@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from localkv.records import PointRecord
+from localkv.units import plural
 
 #: The kinds of memory of an estimate, in the order in which the report stacks them.
 KINDS = ("weights", "kv", "recurrent", "compute", "output")
@@ -86,7 +87,7 @@ def label(record: PointRecord) -> str:
     count = slots(record)
     parts = [
         f"n_ctx {total}" if total else "n_ctx of the model",
-        f"{count} slot{'s' if count > 1 else ''}",
+        plural(count, "slot"),
         types_text(record),
     ]
     parts += [name for name in ("kv_unified", "swa_full") if record.config.get(name)]

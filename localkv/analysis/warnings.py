@@ -13,7 +13,7 @@ from localkv.analysis.fit import Fit
 from localkv.analysis.peak import Peak
 from localkv.analysis.samples import PAGE, Samples
 from localkv.records import PointRecord, RunInfo
-from localkv.units import MIB, format_bytes
+from localkv.units import MIB, format_bytes, plural
 
 #: A slope within this of 1 is right, however small its interval is.
 SLOPE_TOLERANCE = 0.005
@@ -83,7 +83,7 @@ def _interrupted(run: RunInfo, records: Sequence[PointRecord]) -> Iterator[RunWa
     if 0 <= len(records) < run.points:
         yield RunWarning(
             "interrupted",
-            f"{len(records)} of {run.points} planned runs were made",
+            f"{len(records)} of {plural(run.points, 'planned run')} made",
             "the sweep was stopped before its end",
             "finish it with localkv sweep --resume -o and this directory: it measures only "
             "what is missing",
@@ -118,10 +118,8 @@ def _outcomes(records: Sequence[PointRecord]) -> Iterator[RunWarning]:
     for outcome, (cause, remedy) in _OUTCOMES.items():
         group = [r for r in records if r.outcome == outcome and not points.is_impossible(r)]
         if group:
-            runs = "run" if len(group) == 1 else "runs"
-            yield RunWarning(
-                outcome, f"{len(group)} {runs} {outcome}: {_names(group)}", cause, remedy
-            )
+            runs = plural(len(group), "run")
+            yield RunWarning(outcome, f"{runs} {outcome}: {_names(group)}", cause, remedy)
 
 
 def _slope(fit: Fit) -> Iterator[RunWarning]:
@@ -255,7 +253,7 @@ def _not_returned(records: Sequence[PointRecord]) -> Iterator[RunWarning]:
         yield RunWarning(
             "not-returned",
             f"after closing the model {format_bytes(round(median(kept)))} stayed with the process "
-            f"in {len(kept)} runs",
+            f"in {plural(len(kept), 'run')}",
             "the allocator keeps freed memory, or something leaks",
             "compare the phases baseline and closed; a server that reloads models may grow",
         )
@@ -267,7 +265,7 @@ def _machine(run: RunInfo, records: Sequence[PointRecord]) -> Iterator[RunWarnin
     if isinstance(load, list | tuple) and load and cpus and load[0] > cpus:
         yield RunWarning(
             "busy",
-            f"the machine was busy: load {load[0]:.1f} on {cpus} CPUs",
+            f"the machine was busy: load {load[0]:.1f} on {plural(cpus, 'CPU')}",
             "other programs were running",
             "memory figures hold; times and speeds do not: measure those on an idle machine",
             "note",
@@ -292,7 +290,7 @@ def _rounding(records: Sequence[PointRecord]) -> Iterator[RunWarning]:
         if (asked := points.n_ctx_asked(r)) and (got := points.n_ctx(r)) and got != asked
     }
     if grown:
-        shown = [f"{a} over {n} slots gives {g}" for a, g, n in sorted(grown)]
+        shown = [f"{a} over {plural(n, 'slot')} gives {g}" for a, g, n in sorted(grown)]
         more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
         yield RunWarning(
             "rounding",
@@ -313,8 +311,8 @@ def _over_weights(records: Sequence[PointRecord]) -> Iterator[RunWarning]:
     if over:
         yield RunWarning(
             "kv-exceeds-weights",
-            f"the KV cache is larger than the model itself at {len(over)} "
-            f"point{'s' if len(over) > 1 else ''}: {_names(over)}",
+            f"the KV cache is larger than the model itself at "
+            f"{plural(len(over), 'point')}: {_names(over)}",
             "long contexts: the cache grows with every token, the weights do not",
             "-ctk q8_0 -ctv q8_0 nearly halves it",
             "note",

@@ -10,16 +10,17 @@ import click
 from localkv.analysis.compare import MIN_EFFECT, Comparison, Run, compare_runs
 from localkv.cli import say
 from localkv.cli.options import complete_run, json_option
+from localkv.cli.paths import FilledPath
 from localkv.cli.terminal import to_json
-from localkv.errors import LocalkvError, UsageError
+from localkv.errors import UsageError
 from localkv.report.compare import render_comparison
 from localkv.report.escape import escape_terminal as safe
 from localkv.sweep.store import RunStore
 
 
 @click.command("compare", epilog="Example: localkv compare reports/example reports/example")
-@click.argument("before", type=click.Path(path_type=Path), shell_complete=complete_run)
-@click.argument("after", type=click.Path(path_type=Path), shell_complete=complete_run)
+@click.argument("before", type=FilledPath(path_type=Path), shell_complete=complete_run)
+@click.argument("after", type=FilledPath(path_type=Path), shell_complete=complete_run)
 @click.option(
     "--min-effect",
     metavar="SHARE",
@@ -30,7 +31,7 @@ from localkv.sweep.store import RunStore
     is_flag=True,
     help="Exit code 1 when memory grew, or a point is no longer measured.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the page here.")
+@click.option("-o", "--output", type=FilledPath(path_type=Path), help="Write the page here.")
 @json_option
 def command(
     before: Path,
@@ -80,7 +81,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise LocalkvError(
+        raise UsageError(
             f"cannot write {path}: {error.strerror}", "name another file with -o"
         ) from None
 

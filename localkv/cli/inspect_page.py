@@ -8,7 +8,7 @@ from typing import Any
 from localkv.cli.terminal import columns, cut, table, wrap
 from localkv.predict.layer_pattern import SIGNS
 from localkv.report.escape import escape_terminal as safe
-from localkv.units import format_bytes, format_count
+from localkv.units import format_bytes, format_count, plural
 
 _LABEL = 18
 _WIDE = 10_000
@@ -51,7 +51,7 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     context = facts["n_ctx_train"]
     yield (
         "training context",
-        f"{format_count(context)} tokens" if context else _why(facts, "n_ctx_train"),
+        plural(context, "token") if context else _why(facts, "n_ctx_train"),
     )
     yield "vocabulary", format_count(facts["n_vocab"])
     yield from _layers(facts)
@@ -76,7 +76,7 @@ def _parameters(facts: Mapping[str, Any]) -> str:
         return text
     active = facts["n_params_active"]
     said = format_count(active) if active is not None else _why(facts, "n_params_active")
-    return f"{text}; active for one token: {said} ({facts['n_expert']} experts)"
+    return f"{text}; active for one token: {said} ({plural(facts['n_expert'], 'expert')})"
 
 
 def _weights(facts: Mapping[str, Any]) -> str:
@@ -86,7 +86,7 @@ def _weights(facts: Mapping[str, Any]) -> str:
     mix = sorted(facts["quantisation"], key=lambda entry: -entry["bytes"])
     kinds = [f"{safe(entry['type'], 20)} {_bytes(entry['bytes'])}" for entry in mix]
     if len(kinds) > _MOST_TYPES:
-        kinds[_MOST_TYPES:] = [f"{len(kinds) - _MOST_TYPES} more types"]
+        kinds[_MOST_TYPES:] = [plural(len(kinds) - _MOST_TYPES, "more type")]
     said = ", ".join(kinds) or facts["dtype"]
     files = len(facts["paths"])
     shards = f" in {files} files" if files > 1 and facts["quantisation"] else ""
@@ -123,18 +123,17 @@ def _heads(groups: Sequence[Mapping[str, Any]], *, mla: bool) -> list[str]:
             counts[text] = counts.get(text, 0) + group["count"]
     if len(counts) < 2:
         return list(counts)
-    return [f"{text} in {n} layer{'s' * (n > 1)}" for text, n in counts.items()]
+    return [f"{text} in {plural(n, 'layer')}" for text, n in counts.items()]
 
 
 def _head_text(group: Mapping[str, Any]) -> str:
     kv, k, v = group["n_head_kv"], group["head_dim_k"], group["head_dim_v"]
     width = f"head_dim {k}" if k == v else f"head_dim {k} for K, {v} for V"
-    heads = f"{group['n_head']} head{'s' * (group['n_head'] != 1)}"
-    return f"{heads}, {kv} KV head{'s' * (kv != 1)}, {width}"
+    return f"{plural(group['n_head'], 'head')}, {plural(kv, 'KV head')}, {width}"
 
 
 def _latent_text(group: Mapping[str, Any]) -> str:
-    heads = f"{group['n_head']} head{'s' * (group['n_head'] != 1)}"
+    heads = plural(group["n_head"], "head")
     return f"{heads}, one latent of {group['head_dim_k']} elements for all of them (MLA)"
 
 
@@ -166,28 +165,28 @@ def _savings(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if gqa and gqa["ratio"] > 1:
         yield (
             "GQA saves",
-            _less(gqa, "multi_head_bytes", "with a KV head for each head", per_token=True),
+            _less(gqa, "multi_head_bytes", "a KV head for each head", per_token=True),
         )
     elif gqa:
         yield "GQA saves", "nothing: there are as many KV heads as heads"
     if mla:
-        yield "MLA saves", _less(mla, "per_head_bytes", "with K and V of each head", per_token=True)
+        yield "MLA saves", _less(mla, "per_head_bytes", "K and V of each head", per_token=True)
     elif "mla" in facts["unknown"]:
         yield "MLA saves", _why(facts, "mla")
     if sliding:
-        yield "windows save", _less(sliding, "all_full_bytes", "with every layer full")
+        yield "windows save", _less(sliding, "all_full_bytes", "every layer full")
 
 
 def _less(saving: Mapping[str, Any], other: str, how: str, *, per_token: bool = False) -> str:
     """Return a saving in words: the ratio, then the bytes with it and without it."""
     if saving["ratio"] <= 1:
-        return f"nothing at {format_count(saving['ctx_per_slot'])} tokens"
-    text = f"{saving['ratio']:.3g} times less than {how}: "
+        return f"nothing at {plural(saving['ctx_per_slot'], 'token')}"
+    text = f"a factor of {saving['ratio']:.3g} against {how}: "
     if per_token:
         each = saving[f"{other}_per_token"]
         text += f"{_bytes(saving['bytes_per_token'])} per token, not {_bytes(each)}; "
     return text + (
-        f"{_bytes(saving['bytes'])} for {format_count(saving['ctx_per_slot'])} tokens, not "
+        f"{_bytes(saving['bytes'])} for {plural(saving['ctx_per_slot'], 'token')}, not "
         f"{_bytes(saving[other])}"
     )
 
@@ -231,7 +230,7 @@ def _block(
     """Return the table of ``slots`` (all of them by default), as wide as it comes."""
     shown = slots or list(next(iter(grid.values())))
     # The blank stands where the mark of a cell does, so that numbers and headings line up.
-    headers = ["tokens", *(f"{count} slot{'s' * (count > 1)} " for count in shown)]
+    headers = ["tokens", *(f"{plural(count, 'slot')} " for count in shown)]
     rows = [
         [format_count(tokens), *(cell(by_slots[count]) for count in shown)]
         for tokens, by_slots in grid.items()
@@ -280,7 +279,7 @@ def _crossing(facts: Mapping[str, Any]) -> str:
     if not edge:
         return "In none of these is the cache larger than the weights."
     said = [f"{cell['slots']} x {format_count(cell['ctx_per_slot'])}" for cell in edge]
-    said[0] = said[0].replace(" x ", f" slot{'s' * (edge[0]['slots'] > 1)} x ") + " tokens"
+    said[0] = f"{plural(edge[0]['slots'], 'slot')} x {plural(edge[0]['ctx_per_slot'], 'token')}"
     *others, last = said[:_MOST_CROSSINGS]
     where = f"{', '.join(others)} or {last}" if others else last
     return f"From {where} on (*) the cache is larger than the weights."

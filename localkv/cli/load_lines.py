@@ -7,7 +7,7 @@ from localkv.cli.terminal import table, width, wrap
 from localkv.report.escape import escape_terminal
 from localkv.report.load_words import exhaustion_texts, prefix_texts, seconds
 from localkv.snapshots import RecordingInfo
-from localkv.units import format_count
+from localkv.units import plural
 
 _HEADERS = ("step", "ok", "prompt", "gen", "TTFT p50", "p90", "p99", "tok/s", "peak", "after")
 #: Columns that a narrow terminal does without.
@@ -23,7 +23,7 @@ def step_line(step: StepSummary) -> str:
     if step.throughput:
         parts.append(f"{step.throughput:.0f} tok/s")
     if step.peak_used is not None:
-        parts.append(f"cache {format_count(step.peak_used)} tokens")
+        parts.append(f"cache {plural(step.peak_used, 'token')}")
     if step.peak_waiting:
         parts.append(f"{step.peak_waiting} waited")
     if step.preemptions:

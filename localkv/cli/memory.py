@@ -1,10 +1,10 @@
 """The memory to plan for: as given, or this machine's own."""
 
-# Annotations are not postponed here: NamedTuple would compile each of them at every start.
-from typing import NamedTuple
+from __future__ import annotations
 
 from localkv.errors import LocalkvError
 from localkv.predict.budget import memory_sizes
+from localkv.tuples import NamedTuple
 from localkv.units import MIB, format_bytes, parse_size
 
 #: Kept free unless --reserve says otherwise: the context that a driver opens on each GPU and the

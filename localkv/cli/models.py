@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from localkv.cli.options import json_option
+from localkv.cli.paths import FilledPath
 from localkv.cli.terminal import print_json, show, table, width, wrap
 from localkv.predict.shelf import (
     BROKEN,
@@ -21,7 +24,10 @@ from localkv.predict.shelf import (
     total_bytes,
 )
 from localkv.report.escape import escape_terminal as safe
-from localkv.units import format_bytes, format_count
+from localkv.units import format_bytes, format_count, plural
+
+if TYPE_CHECKING:
+    from localkv.gguf.places import Places
 
 #: Seconds after which no further file is looked at: a network drive may hold any number.
 _PATIENCE = 30.0
@@ -37,7 +43,7 @@ _LEGEND = (
 
 
 @click.command("models", epilog="Example: localkv models ~/Downloads")
-@click.argument("folders", nargs=-1, type=click.Path(), metavar="[FOLDER]...")
+@click.argument("folders", nargs=-1, type=FilledPath(), metavar="[FOLDER]...")
 @json_option
 def command(folders: tuple[str, ...], as_json: bool) -> None:
     """List the models on this machine, and whether each fits here with a context of 8,192 tokens.
@@ -54,8 +60,10 @@ def command(folders: tuple[str, ...], as_json: bool) -> None:
     def going_on() -> bool:
         return time.monotonic() < end
 
-    search = Search(places(), folders, going_on=going_on)
+    where = places()
+    search = Search(where, folders, going_on=going_on)
     models = search.models()
+    notes = [*_unreadable(where, folders), *search.notes]
     room, source = _room()
     rows = shelf(models, room, going_on=going_on)
     if as_json:
@@ -66,11 +74,25 @@ def command(folders: tuple[str, ...], as_json: bool) -> None:
                 "ram_available": room.ram,
                 "gpus_free": list(room.gpus),
                 "models": [row.to_dict() for row in rows],
-                "notes": search.notes,
+                "notes": notes,
             }
         )
         return
-    show(page(rows, source, search.notes, width()))
+    show(page(rows, source, notes, width()))
+
+
+def _unreadable(where: Places, folders: Sequence[str]) -> Iterator[str]:
+    """Yield a note for each folder that is there and cannot be read: its models are not listed."""
+    stores = [os.path.join(root, "manifests") for root in where.ollama]
+    caches = [*where.hubs, *where.llama_cpp, *where.lm_studio, where.demo]
+    named = [folder for folder in folders if os.path.isdir(folder)]
+    for folder in dict.fromkeys((*stores, *caches, *named)):
+        try:
+            os.scandir(folder).close()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield f"{folder} cannot be read ({error.strerror}): its models are not listed"
 
 
 def _room() -> tuple[Room, str]:
@@ -92,10 +114,10 @@ def page(rows: Sequence[ShelfRow], source: str, notes: Sequence[str], most: int)
 
     Each model has a line with its name, to be copied, and one of a table below that.
     """
+    said = [line for note in notes for line in wrap(f"note: {safe(note, 400)}", most, "", _INDENT)]
     if not rows:
-        return wrap("No models found: name a folder, or try `localkv inspect demo`", most)
-    models = counted(rows, MODEL)
-    title = f"{models} model{'s' * (models != 1)}, {format_bytes(total_bytes(rows))} of files"
+        return [*wrap("No models found: name a folder, or try `localkv inspect demo`", most), *said]
+    title = f"{plural(counted(rows, MODEL), 'model')}, {format_bytes(total_bytes(rows))} of files"
     lines = wrap(f"{title}; {source}", most)
     figures = [row for row in rows if row.kind == MODEL and row.same_as is None]
     header, *cells = table(
@@ -110,9 +132,7 @@ def page(rows: Sequence[ShelfRow], source: str, notes: Sequence[str], most: int)
         for text in _remarks(row):
             lines += wrap(text, most, _INDENT, _INDENT * 2)
     lines += ["", *wrap(_LEGEND, most)] if figures else []
-    for note in notes:
-        lines += wrap(f"note: {safe(note, 400)}", most, "", _INDENT)
-    return lines
+    return lines + said
 
 
 def _typed(argument: str) -> str:

@@ -18,6 +18,7 @@ from localkv.cli import say
 from localkv.cli.observe_load import load_options, refuse_without_load, run_load
 from localkv.cli.observe_memory import log_option, with_memory
 from localkv.cli.options import FiniteRange, behind_options, json_option
+from localkv.cli.paths import FilledPath
 from localkv.cli.signals import sigterm_interrupts
 from localkv.errors import EngineError
 
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FilledPath(path_type=Path),
     help="Record into this folder, with a report.",
 )
 @behind_options

@@ -9,7 +9,7 @@ from localkv.cli.terminal import cut, wrap
 from localkv.observe.rates import Rates, share_used
 from localkv.report.escape import escape_terminal
 from localkv.snapshots import Observed, RecordingInfo, Slot, Snapshot
-from localkv.units import format_bytes, format_count
+from localkv.units import format_bytes, format_count, plural
 
 #: Events that a page keeps in view, and slots that it has room for.
 EVENTS, _SLOTS = 4, 16
@@ -56,7 +56,7 @@ def predicted_line(told: Mapping[str, Any]) -> str:
         told.get(name) for name in ("bytes_per_token", "capacity_tokens", "kv_bytes")
     )
     parts = [
-        f"{format_count(capacity)} tokens" if capacity else "",
+        plural(capacity, "token") if capacity else "",
         f"KV {format_bytes(kv)}" if kv else "",
         f"{format_bytes(token)} per token" if token else "",
     ]
@@ -161,15 +161,15 @@ def _said(said: Snapshot, predicted: Mapping[str, Any], rate: Rates) -> list[str
         lines.append(_INDENT + text)
     lines += [f"  slot {slot.id:<3} {_slot(slot)}" for slot in said.slots[:_SLOTS]]
     if more := len(said.slots) - _SLOTS:
-        lines += [f"  and {more} more slots"] if more > 0 else []
+        lines += [f"  and {plural(more, 'more slot')}"] if more > 0 else []
     lines += [
         f"  {escape_terminal(model.name, 40)}  until {escape_terminal(model.expires_at, 19)}"
         for model in said.loaded
     ]
     lines.append(f"requests   {requests_text(said) or 'unknown'}")
     if rate.cached_prompt_tokens:
-        cached = format_count(rate.cached_prompt_tokens)
-        lines.append(f"cached     {cached} prompt tokens since the last look")
+        cached = plural(rate.cached_prompt_tokens, "prompt token")
+        lines.append(f"cached     {cached} since the last look")
     source = " (as the slots count)" if rate.source == "slots" and rate.generated else ""
     lines.append(f"speed      {speed_text(rate) or _no_speed(rate)}{source}")
     return lines

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from localkv.cli.paths import FilledPath
 from localkv.cli.terminal import columns, fold, wrap
 from localkv.report.escape import escape_terminal
 from localkv.snapshots import HostMemory, Observed, Pinned
@@ -27,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 log_option: Callable[[F], F] = click.option(
     "--log",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=FilledPath(path_type=Path),
     help="The server's log (llama-server -lv 4).  [default: the file that it writes to, if any]",
 )
 

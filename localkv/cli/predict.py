@@ -19,6 +19,7 @@ from localkv.cli.options import (
 from localkv.cli.terminal import print_json
 from localkv.errors import EngineError, UsageError
 from localkv.report.escape import escape_terminal as safe
+from localkv.units import plural
 
 if TYPE_CHECKING:
     from localkv.cli.ollama_pages import OllamaSettings
@@ -169,7 +170,8 @@ def _on_devices(shape: ModelShape, config: RunConfig, options: dict[str, Any]) -
         count = len(split or free or ()) or int(wanted != "auto")
     if options["device_free"] and len(free or ()) != count:
         raise UsageError(
-            f"--device-free has {len(free or ())} of the sizes of {count} GPUs", "give one for each"
+            f"--device-free has {plural(len(free or ()), 'size')} for {plural(count, 'GPU')}",
+            "give one for each",
         )
     config = config.with_(n_devices=count, tensor_split=split, device_free=free)
     if wanted != "auto":
@@ -255,7 +257,9 @@ class _Serving:
         if not (always or memory or longest or options["kv_dtype"] or options["block_size"]):
             return cls()
         from localkv.predict.kv_table import kv_table
+        from localkv.predict.paged import check_block_size, paged_plan
 
+        check_block_size(shape, block)
         context = options["ctx_size"] or options["ctx_per_slot"]
         found = cls(
             kv_table(
@@ -267,8 +271,6 @@ class _Serving:
             )
         )
         if memory is not None:
-            from localkv.predict.paged import paged_plan
-
             found.max_model_len = longest or shape.n_ctx_train
             found.plan = paged_plan(
                 shape, parse_size(memory), found.max_model_len, block, kind, "auto"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from localkv.report.escape import escape_terminal as safe
-from localkv.units import format_bytes, format_count
+from localkv.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:
     from localkv.engines.check import Comparison, Row
@@ -28,7 +28,7 @@ def page(estimate: Estimate) -> list[str]:
     lines = [
         f"{safe(model['name'])} ({safe(model['architecture'])}): n_ctx "
         f"{format_count(config['n_ctx'])} in all, {format_count(config['n_ctx_per_slot'])} per "
-        f"slot, {slots} slot{'s' * (slots != 1)}{f' {share}' * (slots > 1)}, {types}",
+        f"slot, {plural(slots, 'slot')}{f' {share}' * (slots > 1)}, {types}",
         "",
     ]
     lines += [
@@ -78,9 +78,10 @@ def config_page(shape: ModelShape) -> list[str]:
     kinds = [layer.kind for layer in shape.layers]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     lines = [
-        f"{safe(shape.name)} ({safe(shape.architecture)}), from config.json: {shape.n_layer} "
-        f"layers ({counts}), KV heads {', '.join(map(str, heads)) or 'none'}, trained for "
-        f"{format_count(shape.n_ctx_train)} tokens"
+        f"{safe(shape.name)} ({safe(shape.architecture)}), from config.json: "
+        f"{plural(shape.n_layer, 'layer')} ({counts}), KV heads "
+        f"{', '.join(map(str, heads)) or 'none'}, trained for "
+        f"{plural(shape.n_ctx_train, 'token')}"
     ]
     if shape.weights_bytes:
         lines.append(f"weights       {format_bytes(shape.weights_bytes)}")
@@ -114,17 +115,17 @@ def paged_lines(plan: PagedPlan, max_model_len: int) -> list[str]:
     """Return the paged plan in the words that vLLM prints it with."""
     lines = [
         "",
-        f"paged as vLLM does it: {format_count(plan.num_blocks)} blocks, {plan.block_size} tokens "
-        f"per block, {format_bytes(plan.block_bytes)} each",
-        f"KV cache size: {format_count(plan.tokens)} tokens",
-        f"maximum concurrency for {format_count(max_model_len)} tokens per request: "
+        f"paged as vLLM does it: {plural(plan.num_blocks, 'block')}, "
+        f"{plural(plan.block_size, 'token')} per block, {format_bytes(plan.block_bytes)} each",
+        f"KV cache size: {plural(plan.tokens, 'token')}",
+        f"maximum concurrency for {plural(max_model_len, 'token')} per request: "
         f"{plan.max_concurrency:.2f}x",
     ]
     for group in plan.groups:
         window = f", window {format_count(group.window)}" if group.window else ""
         lines.append(
-            f"group: {group.layers} {group.kind} layers, {format_bytes(group.page_bytes)} per page"
-            f"{window}"
+            f"group: {plural(group.layers, f'{group.kind} layer')}, "
+            f"{format_bytes(group.page_bytes)} per page{window}"
         )
     return lines + [f"note: {safe(note, 400)}" for note in plan.notes]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from localkv.cli import one_line, say
 from localkv.sweep.runner import Progress
-from localkv.units import format_bytes
+from localkv.units import format_bytes, plural
 
 #: Seconds between two lines about a wait that nothing else shows.
 _SAY_EVERY_S = 3.0
@@ -30,7 +30,7 @@ def describe(progress: Progress) -> str:
     """Return the point of ``progress`` in words."""
     config = progress.point.config
     types = {config.cache_type_k, config.cache_type_v}
-    parts = [f"n_ctx {config.n_ctx}", f"{config.n_seq_max} slot{'s' * (config.n_seq_max != 1)}"]
+    parts = [f"n_ctx {config.n_ctx}", plural(config.n_seq_max, "slot")]
     if types != {"f16"}:
         parts.append("/".join(dict.fromkeys((config.cache_type_k, config.cache_type_v))))
     if config.kv_unified:
@@ -143,6 +143,6 @@ def planning_progress() -> Callable[[int, float], None]:
             return
         last = now
         left = duration((now - start) / share * (1 - share))
-        say(f"planning {points:,} points: {share:.0%}, about {left} left")
+        say(f"planning {plural(points, 'point')}: {share:.0%}, about {left} left")
 
     return tell

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from localkv.cli import say
 from localkv.cli.options import complete_run, json_option
+from localkv.cli.paths import FilledPath
 from localkv.cli.terminal import print_json
+from localkv.errors import UsageError
 from localkv.report.write import write_report
 from localkv.sweep.store import RunStore
+from localkv.units import plural
 
 
 @click.command("report", epilog="Example: localkv report reports/example")
-@click.argument("run", type=click.Path(path_type=Path), shell_complete=complete_run)
+@click.argument("run", type=FilledPath(path_type=Path), shell_complete=complete_run)
 @json_option
 def command(run: Path, as_json: bool) -> None:
     """Write the report of RUN again: the directory of a sweep, or of localkv observe -o.
@@ -30,8 +35,25 @@ def command(run: Path, as_json: bool) -> None:
         render_observation(run, as_json=as_json)
     elif not store.exists() and (run / LOAD_FILE).exists():
         render_load(run, as_json=as_json)
-    else:
+    elif store.exists():
         render(store, as_json=as_json)
+    else:
+        raise UsageError(
+            f"{run} holds no run and no recording",
+            "name the directory that localkv sweep or localkv observe -o wrote",
+        )
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Say in one line, as a sweep does, that ``folder`` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the report to {folder}: {error.strerror}",
+            "make room there, or copy the folder to where you may write",
+        ) from None
 
 
 def render(store: RunStore, *, as_json: bool) -> None:
@@ -40,7 +62,9 @@ def render(store: RunStore, *, as_json: bool) -> None:
     notes = [results.note] if results.note else []
     for note in notes:
         say(f"note: {store.results}: {note}")
-    written = write_report(store.directory, store.read_info(), results.records, notes=notes)
+    info = store.read_info()
+    with _writing(store.directory):
+        written = write_report(store.directory, info, results.records, notes=notes)
     if as_json:
         print_json(written.to_json())
         return
@@ -56,8 +80,9 @@ def render_observation(folder: Path, *, as_json: bool = False) -> None:
 
     recording = read_recording(folder / RECORDING_FILE)
     if recording.left_out:
-        say(f"note: {recording.left_out} lines of {folder / RECORDING_FILE} are left out")
-    report = write_observation(folder, recording.info, recording.seen, recording.left_out)
+        say(f"note: {plural(recording.left_out, 'line')} of {folder / RECORDING_FILE} left out")
+    with _writing(folder):
+        report = write_observation(folder, recording.info, recording.seen, recording.left_out)
     found = summarise(recording.info, recording.seen)
     if as_json:
         print_json({"kind": recording.info.kind, **found.to_dict(), "report": str(report)})
@@ -77,8 +102,9 @@ def render_load(folder: Path, *, as_json: bool = False) -> None:
 
     read = read_load(folder / LOAD_FILE)
     if read.left_out:
-        say(f"note: {read.left_out} lines of {folder / LOAD_FILE} are left out")
-    report = write_load(folder, read.info, read.steps, read.ended, read.left_out)
+        say(f"note: {plural(read.left_out, 'line')} of {folder / LOAD_FILE} left out")
+    with _writing(folder):
+        report = write_load(folder, read.info, read.steps, read.ended, read.left_out)
     load = summarise_load(read.info, read.steps, read.ended)
     if as_json:
         print_json({**read.info.to_dict(), **load.to_dict(), "report": str(report)})

@@ -65,7 +65,7 @@ def page(results: list[ModelTest]) -> list[str]:
     engine = _engine(results)
     lines = [
         f"localkv {__version__}, {engine_name(engine)}, {platform.system()} {platform.machine()}",
-        safe(engine.get("system_info", ""), 400),
+        *([safe(engine["system_info"], 400)] if engine.get("system_info") else []),
         "",
         f"{'model':<28} {'architecture':<16} {'rule':<6} {'configs':>7} {'equal':>6} "
         f"{'differ':>6} {'refused':>7} {'died':>5} {'worst':>10}  compute",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from localkv.errors import UsageError
-from localkv.units import MIB, format_bytes, format_count
+from localkv.units import MIB, format_bytes, format_count, plural
 
 if TYPE_CHECKING:
     from localkv.model.shape import ModelShape
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SERVER = click.option(
     "--server",
     is_flag=True,
-    help="Add what llama-server or Ollama keep in RAM besides: prompt cache, checkpoints.",
+    help="Add what llama-server or Ollama keeps in RAM besides: prompt cache, checkpoints.",
 )
 _OPTIONS = (
     click.option(
@@ -126,10 +126,10 @@ def _entry(memory: ServerMemory) -> list[str]:
     assert memory.state_bytes is not None
     assert memory.entry_bytes is not None
     share = " (a slot's share)" if memory.n_tokens * memory.slots == memory.n_ctx else ""
-    what = f"a conversation of {format_count(memory.n_tokens)} tokens{share}, saved"
+    what = f"a conversation of {plural(memory.n_tokens, 'token')}{share}, saved"
     made = len(memory.checkpoints)
     if made:
-        what += f": state {format_bytes(memory.state_bytes)} + {made} checkpoint{'s' * (made != 1)}"
+        what += f": state {format_bytes(memory.state_bytes)} + {plural(made, 'checkpoint')}"
     return [f"{'entry':<18} {format_bytes(memory.entry_bytes):>12}  {what}"]
 
 
@@ -142,7 +142,8 @@ def _prompt_cache(memory: ServerMemory) -> list[str]:
     count = (
         format_count(warm) if warm == least else f"{format_count(least)} to {format_count(warm)}"
     )
-    stay = f"{count} such conversation{'s' * (warm != 1)} stay warm"
+    stay = "conversation stays" if least == warm == 1 else "conversations stay"
+    stay = f"{count} such {stay} warm"
     if memory.cache_ram is None:
         return [
             f"{'prompt cache':<18} {'no limit':>12}  {stay}: {format_count(memory.n_ctx)} tokens "
@@ -162,7 +163,7 @@ def _checkpoints(memory: ServerMemory) -> list[str]:
         f"{'checkpoint':<18} {format_bytes(memory.checkpoint_bytes):>12}  the part that cannot be "
         "rolled back: windows, recurrent state",
         f"{'checkpoints':<18} {format_bytes(memory.slots_bytes):>12}  {memory.ctx_checkpoints} x "
-        f"{memory.slots} slot{'s' * (memory.slots != 1)} at most",
+        f"{plural(memory.slots, 'slot')} at most",
     ]
     if memory.chat_checkpoints > len(memory.checkpoints):
         lines[1] += f"; reading one chat leaves up to {memory.chat_checkpoints}"

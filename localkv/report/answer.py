@@ -9,6 +9,7 @@ from localkv.predict.commands import commands
 from localkv.report.escape import code_block, escape_markdown
 from localkv.report.page import Page, label, percent, size, tokens
 from localkv.report.table import table, varying
+from localkv.units import plural
 
 #: A slope this near to 1 is 1; an interval wider than this tells nothing.
 CLOSE = 0.005
@@ -44,7 +45,7 @@ def _verdict(page: Page) -> list[str]:
     short = [a for a in answers.by_slots if a.refused is not None]
     if short:
         a = min(short, key=lambda a: (a.refused or 0, a.slots))
-        slots = f"{a.slots} slot{'s' if a.slots > 1 else ''}"
+        slots = plural(a.slots, "slot")
         lines[0] += (
             f" The smallest that did not run: {tokens(a.refused)} tokens with {slots}, "
             f"{escape_markdown(a.refused_reason)}."
@@ -127,7 +128,7 @@ def _settings(page: Page) -> list[str]:
 
 
 def _purpose(a: SlotAnswer, index: int) -> str:
-    slots = "1 slot" if a.slots == 1 else f"{a.slots} slots"
+    slots = plural(a.slots, "slot")
     each = "" if a.slots == 1 else f", {tokens(a.measured_per_slot)} for each"
     who = "One conversation at a time" if a.slots == 1 else "Several conversations at a time"
     if index == 0 and a.slots > 1:

@@ -11,6 +11,7 @@ from localkv.report.escape import escape_markdown
 from localkv.report.levers import levers
 from localkv.report.page import Page, label, picture, size, tokens
 from localkv.report.table import table
+from localkv.units import plural
 
 
 def cache_sections(page: Page) -> list[str]:
@@ -61,7 +62,7 @@ def _grid(group: list[PointRecord]) -> list[str]:
     cells = {(what(r) or points.n_ctx(r), points.slots(r)): r for r in group}
     head = "tokens per slot" if by_slot else "n_ctx (all slots)"
     columns = [[_cell(cells.get((c, n)), c, by_slot) for c in contexts] for n in slots]
-    headers = [head, *(f"{n} slot{'s' if n > 1 else ''}" for n in slots)]
+    headers = [head, *(plural(n, "slot") for n in slots)]
     if len(columns) > 1 and all(column == columns[0] for column in columns):
         headers, columns = [head, f"{slots[0]} to {slots[-1]} slots"], columns[:1]
     rows = [[tokens(c), *(column[index] for column in columns)] for index, c in enumerate(contexts)]
@@ -107,8 +108,9 @@ def _gqa(page: Page) -> list[str]:
             "",
         ]
     shown = ", ".join(
-        f"{k} KV head{'s' if k != 1 else ''} for {h} attention heads"
+        f"{plural(k, 'KV head')} for {plural(h, 'attention head')}"
         for h, k in sorted(heads, key=str)
+        if h and k
     )
     return [
         "### What grouped-query attention saves",

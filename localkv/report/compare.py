@@ -25,6 +25,7 @@ from localkv.analysis.fit import Interval
 from localkv.report.escape import code_span, escape_markdown
 from localkv.report.page import signed, size
 from localkv.report.table import table
+from localkv.units import plural
 
 _VERDICTS = (GREW, SHRANK, SMALL, WITHIN, EQUAL, UNJUDGED, UNKNOWN)
 
@@ -58,7 +59,7 @@ def verdict(found: Comparison) -> str:
     for point in found.points:
         for word in changed:
             changed[word] += any(c.is_memory and c.verdict == word for c in point.changes)
-    count = f"{found.matched} point{'s' if found.matched > 1 else ''} measured in both runs"
+    count = f"{plural(found.matched, 'point')} measured in both runs"
     if not any(changed.values()):
         text = f"No memory figure differs beyond what the runs scatter by: {count}."
     else:
@@ -206,7 +207,7 @@ def _method(found: Comparison) -> list[str]:
         "## How this was judged",
         "",
         f"A figure grew or shrank when the spreads of its two values do not overlap and they are "
-        f"at least {found.min_effect:.3g} of the value before and "
+        f"at least {100 * found.min_effect:.3g}% of the value before and "
         f"{size(MIN_BYTES)} apart; speed at least "
         f"{max(found.min_effect, MIN_SPEED_EFFECT):.0%}. Overlapping spreads cannot be told apart. "
         "The spread is the range of a point's repeats, at least a page each way; where a point "

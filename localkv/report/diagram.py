@@ -12,7 +12,7 @@ from localkv.report.notebooks import BLOCK, KINDS, Paged, Picture, Row, Strip, p
 from localkv.report.page import Page
 from localkv.report.style import CARD, COLOURS, EDGE, INK, MUTED
 from localkv.report.svg import Svg, text_lines
-from localkv.units import format_bytes
+from localkv.units import format_bytes, plural
 
 _WIDTH = 830
 _LEFT, _STRIP, _STRIP_END, _RIGHT = 28, 238, 672, 802
@@ -213,7 +213,7 @@ def _legend(canvas: Svg, shown: Picture, y: int) -> int:
         words = f"all {shown.slots} slots write into the same notebooks"
         canvas.text(_LEFT, y, words, size=12.5)
     y += 26 if shown.slots > 1 else 0
-    page = "1 token" if shown.per_page == 1 else f"{shown.per_page:,} tokens"
+    page = plural(shown.per_page, "token")
     states = f"A page is {page} of every layer: full ones are used, pale ones reserved"
     if any(strip.padding for row in shown.rows for strip in row.strips):
         states += ", struck ones there by rounding"

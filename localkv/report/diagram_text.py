@@ -12,7 +12,7 @@ from typing import Any
 
 from localkv.report.escape import escape_terminal
 from localkv.report.notebooks import BLOCK, KINDS, Paged, Picture, Row, Strip, picture
-from localkv.units import format_bytes
+from localkv.units import format_bytes, plural
 
 _MAX_PAGES, _MAX_SLOTS = 24, 9
 _RESERVED, _PADDING = ".", "/"
@@ -80,8 +80,8 @@ def _row(row: Row, shown: Picture, width: int) -> list[str]:
     title, does = KINDS.get(row.kind, (escape_terminal(row.kind, 20), ""))
     if row.window:
         does = f"keeps the last {row.window:,}"
-    layers = f"{row.layers} layers" if row.layers != 1 else "1 layer"
-    head = f"{layers if row.layers else ''} {title}".strip()
+    layers = plural(row.layers, "layer") if row.layers else ""
+    head = f"{layers} {title}".strip()
     lines = [f"{head}: {does}".ljust(width - 12) + f"{format_bytes(row.bytes):>12}"]
     for strip in row.strips:
         label = "all slots" if strip.slot is None and shown.slots > 1 else ""
@@ -134,7 +134,7 @@ def _pool(paged: Paged, width: int) -> list[str]:
 
 
 def _legend(shown: Picture, width: int) -> list[str]:
-    page = "1 token" if shown.per_page == 1 else f"{shown.per_page:,} tokens"
+    page = plural(shown.per_page, "token")
     used = "A digit: used by that slot" if shown.slots > 1 else "1: used"
     signs = f"One sign is a page of {page}, in every layer. {used}; {_RESERVED} reserved"
     if any(strip.padding for row in shown.rows for strip in row.strips):

@@ -7,7 +7,7 @@ from localkv.analysis.fit import Fit, Interval
 from localkv.report.escape import escape_markdown
 from localkv.report.page import Page, percent, picture, r2_text, signed, size, tokens
 from localkv.report.table import table, varying
-from localkv.units import KIB, format_bytes
+from localkv.units import KIB, format_bytes, plural
 
 
 def evidence(page: Page) -> list[str]:
@@ -91,7 +91,7 @@ def _groups(page: Page) -> list[str]:
     if len({s.types for s in page.analysis.growth.samples}) > 1:
         parts += [(f"cache {g.name}", g.fit) for g in groups.by_types]
     if len({s.slots for s in page.analysis.growth.samples}) > 1:
-        parts += [(f"{g.name} slot{'s' if g.name != '1' else ''}", g.fit) for g in groups.by_slots]
+        parts += [(plural(int(g.name), "slot"), g.fit) for g in groups.by_slots]
     rows = [
         [
             escape_markdown(name),

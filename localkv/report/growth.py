@@ -9,7 +9,7 @@ from localkv.report.escape import code_span, escape_markdown
 from localkv.report.page import size
 from localkv.report.table import table
 from localkv.snapshots import HostMemory, MemoryPart, Observed, Pinned
-from localkv.units import format_bytes, format_count
+from localkv.units import format_bytes, plural
 
 _SAVED = ("prompt cache", "context checkpoints")
 _GROWN = {
@@ -125,7 +125,7 @@ def pinned_words(pinned: Pinned) -> list[str]:
         parts.append(f"KV cache {format_bytes(pinned.kv_bytes)} reserved")
     if pinned.used_bytes is not None and pinned.tokens:
         parts.append(
-            f"{format_bytes(pinned.used_bytes)} of it hold {format_count(pinned.tokens)} tokens of "
+            f"{format_bytes(pinned.used_bytes)} of it hold {plural(pinned.tokens, 'token')} of "
             "finished requests"
         )
     state = {True: "idle", False: "in use", None: ""}[pinned.idle]

@@ -17,6 +17,7 @@ from localkv.report.style import COLOURS, MARKERS, drawing, legend_below, save
 from localkv.report.table import table
 from localkv.report.timeline import draw_timeline
 from localkv.snapshots import LoadStep, Observed, RecordingInfo
+from localkv.units import plural
 
 LOAD_REPORT = "load.md"
 #: Rows of what a server said while it gave up.
@@ -79,7 +80,7 @@ def _lines(
     ]
     lines += ["## Not as asked", "", *notes, ""] if notes else []
     if left_out:
-        lines += [f"{left_out} lines of the recording were not whole and are left out.", ""]
+        lines += [f"{plural(left_out, 'line')} of the recording left out as not whole.", ""]
     return lines
 
 
@@ -190,7 +191,7 @@ def _draw_first(path: Path, steps: Sequence[StepSummary]) -> str | None:
                 label=point,
             )
         axes.set_title(title)
-        axes.set_xlabel(f"requests at once, {ramp[0].prompt_tokens} prompt tokens each")
+        axes.set_xlabel(f"requests at once, {plural(ramp[0].prompt_tokens, 'prompt token')} each")
         axes.set_xticks([s.concurrency for s in ramp])
         axes.set_ylabel("seconds")
         axes.set_ylim(bottom=0)

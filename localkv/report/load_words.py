@@ -8,6 +8,7 @@ from typing import Any
 from localkv.analysis.exhausted import Exhaustion
 from localkv.analysis.loaded import Load, Prefix
 from localkv.snapshots import RecordingInfo
+from localkv.units import plural
 
 
 def exhaustion_texts(info: RecordingInfo, load: Load) -> list[list[str]]:
@@ -21,8 +22,8 @@ def exhaustion_texts(info: RecordingInfo, load: Load) -> list[list[str]]:
         texts.append(
             [
                 f"exhausted: {found.word(info.server)} in step {found.step!r}: "
-                f"{found.concurrency} requests of {found.prompt_tokens:,} + {found.n_predict} "
-                f"tokens, {found.asked_tokens:,} in all{seen}",
+                f"{plural(found.concurrency, 'request')} of {found.prompt_tokens:,} + "
+                f"{found.n_predict} tokens, {found.asked_tokens:,} in all{seen}",
                 *(f"evidence: {said}" for said in found.evidence),
                 f"predicted: {_predicted(found, load.predicted)}",
             ]
@@ -36,7 +37,7 @@ def _predicted(found: Exhaustion, predicted: Mapping[str, Any]) -> str:
     """Return what was predicted for the step in which the server gave up, in words."""
     parts = []
     if found.predicted_requests is not None:
-        parts.append(f"{found.predicted_requests} such requests at once")
+        parts.append(f"{plural(found.predicted_requests, 'such request')} at once")
     if found.predicted_tokens is not None:
         parts.append(f"a cache of {found.predicted_tokens:,} tokens (by {predicted['source']})")
     elif predicted.get("why"):

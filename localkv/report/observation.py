@@ -14,6 +14,7 @@ from localkv.report.style import unit_for
 from localkv.report.table import table
 from localkv.report.timeline import draw_timeline
 from localkv.snapshots import Observed, RecordingInfo
+from localkv.units import plural
 
 REPORT_FILE = "report.md"
 
@@ -45,8 +46,9 @@ def _lines(
     lines = [
         f"# {escape_markdown(info.server)} observed",
         "",
-        f"{code_span(info.url)}, {escape_markdown(info.created)}, {found.answered} looks with an "
-        f"answer in {found.seconds:.0f} s, every {info.interval:g} s.",
+        f"{code_span(info.url)}, {escape_markdown(info.created)}, "
+        f"{plural(found.answered, 'look')} with an answer in {found.seconds:.0f} s, "
+        f"every {info.interval:g} s.",
         "",
         *(f"- {line}" for line in summary_lines(found)),
         "",
@@ -62,7 +64,7 @@ def _lines(
     lines += memory_section(found.seen)
     lines += _happened(found)
     if left_out:
-        lines += [f"{left_out} lines of the recording were not whole and are left out.", ""]
+        lines += [f"{plural(left_out, 'line')} of the recording left out as not whole.", ""]
     return lines
 
 
@@ -81,30 +83,32 @@ def summary_lines(found: Observation) -> list[str]:
     """Return what the recording says, one sentence each."""
     said = []
     if found.peak_used is not None:
-        of = f" of {tokens(found.capacity)}" if found.capacity else ""
+        used = plural(found.peak_used, "token")
+        if found.capacity:
+            used = f"{tokens(found.peak_used)} of {plural(found.capacity, 'token')}"
         share = f" ({percent(found.peak_share, 0)})" if found.peak_share is not None else ""
-        said.append(f"The cache held at most {tokens(found.peak_used)}{of} tokens{share}.")
+        said.append(f"The cache held at most {used}{share}.")
     if found.peak_running is not None:
         waiting = "" if found.peak_waiting is None else f", at most {found.peak_waiting} waited"
-        said.append(f"At most {found.peak_running} requests ran at once{waiting}.")
-    for name, words in (
-        ("preemptions", "requests were preempted: the cache was too small for what ran"),
-        ("prompt_tokens", "prompt tokens were read"),
-        ("cached_prompt_tokens", "prompt tokens came from the cache"),
-        ("generated_tokens", "tokens were generated"),
+        said.append(f"At most {plural(found.peak_running, 'request')} ran at once{waiting}.")
+    for name, noun, words in (
+        ("preemptions", "request", "preempted: the cache was too small for what ran"),
+        ("prompt_tokens", "prompt token", "read"),
+        ("cached_prompt_tokens", "prompt token", "taken from the cache"),
+        ("generated_tokens", "token", "generated"),
     ):
         count = found.grown.get(name)
         if count:
-            said.append(f"{count:,} {words}.")
+            said.append(f"{plural(count, noun)} {words}.")
     if found.peak_memory is not None:
         said.append(
             f"Its processes held {size(found.first_memory)} at first and {size(found.peak_memory)} "
             "at most (allocated memory)."
         )
     if found.slow:
-        said.append(f"{found.slow} looks were slow: the server was busy, not gone.")
+        said.append(f"{plural(found.slow, 'slow look')}: the server was busy, not gone.")
     if found.missed:
-        said.append(f"{found.missed} looks had no answer at all.")
+        said.append(f"{plural(found.missed, 'look')} had no answer at all.")
     return said or ["The server gave no figures."]
 
 

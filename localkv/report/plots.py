@@ -24,6 +24,7 @@ from localkv.report.style import (
     tokens_text,
     unit_for,
 )
+from localkv.units import plural
 
 _MAX_BARS = 24
 _KIND_NAMES = {
@@ -121,14 +122,11 @@ def _series_handles(samples: Sequence[Sample]) -> list[Any]:
             color=colour,
             marker=marker,
             linestyle="none",
-            label=_slots_text(chosen[0].slots) + (f", {plain(chosen[0].types)}" if several else ""),
+            label=plural(chosen[0].slots, "slot")
+            + (f", {plain(chosen[0].types)}" if several else ""),
         )
         for marker, colour, chosen in _series(samples)
     ]
-
-
-def _slots_text(count: int) -> str:
-    return f"{count} slot{'s' if count > 1 else ''}"
 
 
 def draw_memory(page: Page, path: Path) -> Path | None:
@@ -209,7 +207,7 @@ def _memory_handles(slots: list[int]) -> list[Any]:
             [],
             color=COLOURS[i % len(COLOURS)],
             marker=MARKERS[i % len(MARKERS)],
-            label=_slots_text(count),
+            label=plural(count, "slot"),
         )
         for i, count in enumerate(slots)
     ]
@@ -288,7 +286,7 @@ def _bar_label(record: PointRecord, all_records: list[PointRecord]) -> str:
     total = points.n_ctx(record)
     text = f"{tokens_text(total)} tokens" if total else "model's context"
     if len({points.slots(r) for r in all_records}) > 1:
-        text += f", {_slots_text(points.slots(record))}"
+        text += f", {plural(points.slots(record), 'slot')}"
     if len({points.types_text(r) for r in all_records}) > 1:
         text += f", {plain(points.types_text(record), 20)}"
     for switch, word in (("kv_unified", "unified"), ("swa_full", "swa_full")):

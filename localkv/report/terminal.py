@@ -5,6 +5,7 @@ from __future__ import annotations
 from localkv.analysis import points
 from localkv.report.escape import escape_terminal
 from localkv.report.page import Page, percent, size, tokens
+from localkv.units import plural
 
 
 def summary_lines(page: Page, report: str) -> list[str]:
@@ -32,8 +33,7 @@ def _largest(page: Page) -> list[str]:
     for a in ran:
         by_slots[a.slots] = max(by_slots.get(a.slots, 0), a.measured or 0)
     shown = ", ".join(
-        f"{tokens(n)} with {slots} slot{'s' if slots > 1 else ''}"
-        for slots, n in sorted(by_slots.items())
+        f"{tokens(n)} with {plural(slots, 'slot')}" for slots, n in sorted(by_slots.items())
     )
     lines = [f"Largest context that ran, in tokens over all slots: {shown}"]
     peaks = page.analysis.peak.samples
@@ -49,8 +49,8 @@ def _largest(page: Page) -> list[str]:
     if over:
         best = max(over, key=lambda a: a.fits or 0)
         lines.append(
-            f"Should fit as well: {tokens(best.fits)} tokens over {best.slots} "
-            f"slot{'s' if best.slots > 1 else ''} (limit: {best.limit})"
+            f"Should fit as well: {tokens(best.fits)} tokens over "
+            f"{plural(best.slots, 'slot')} (limit: {best.limit})"
         )
     return lines
 

@@ -54,6 +54,10 @@ class _LlamaServer:
         """Return why this back end cannot measure ``config``; it measures every point it has."""
         return None
 
+    def notes(self) -> list[str]:
+        """Return nothing: a llama-server is one model, of which nothing is left."""
+        return []
+
     def foretold(self, shape: ModelShape, estimate: Estimate, config: RunConfig) -> dict[str, Any]:
         """Return nothing: what it says is in its log."""
         return {}

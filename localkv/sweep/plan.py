@@ -263,7 +263,8 @@ def _setting(key: str, value: Any) -> Any:
             f"{value!r} is not a whole number", f"write a number of {_NUMBERS[key]} or more"
         )
     if key == "timeout":
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number and 0 < value < float("inf"):
             return value
         raise UsageError(f"{value!r} is not a time", "write seconds, more than 0")
     if key == "backend":

@@ -44,6 +44,9 @@ class Backend(Protocol):
     def refusal(self, config: RunConfig) -> str | None:
         """Return why the server cannot be measured with ``config``."""
 
+    def notes(self) -> list[str]:
+        """Return what whoever measures should know of the server."""
+
     def measuring(self, folder: Path, shape: ModelShape) -> AbstractContextManager[Measure]:
         """Give what measures a point."""
 
@@ -58,6 +61,7 @@ class Served:
     backend: Backend
     shape: ModelShape
     foretold: Mapping[str, Mapping[str, Any]]
+    notes: tuple[str, ...] = ()
 
     def measuring(self, folder: Path) -> AbstractContextManager[Measure]:
         """Give what measures a point."""
@@ -112,6 +116,7 @@ def served_session(plan: SweepPlan, *, progress: Progress | None = None) -> Sess
             backend,
             shape,
             {p.key: backend.foretold(shape, estimates[p.key], p.config) for p in possible},
+            tuple(backend.notes()),
         ),
     )
 
