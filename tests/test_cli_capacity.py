@@ -275,6 +275,13 @@ def test_levers_are_told_where_something_does_not_fit_or_on_demand(
     assert ("add --levers" in page) is not told_of
 
 
+def test_no_lever_is_promised_where_the_engine_is_the_limit(run: Run) -> None:
+    _, page, _ = run("capacity", PLAIN, "--memory", "100T", "--ctx-per-slot", 256)
+
+    assert "limit: engine" in page
+    assert "levers" not in page
+
+
 def test_the_bar_has_a_letter_for_everything_that_is_there() -> None:
     parts = {"weights": 1000, "kv": 10, "recurrent": 0, "reserve": 1, "free": 400}
 

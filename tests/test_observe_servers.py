@@ -94,6 +94,20 @@ def test_cells_and_capacity_of_llama_server_are_right(
         assert memory > told["context_bytes"]
 
 
+@pytest.mark.parametrize("unified", [[], ["--kv-unified"]], ids=["split", "unified"])
+def test_slots_cut_to_the_training_context_leave_the_cache_as_it_was_asked_for(
+    smollm2_path: Path, tmp_path: Path, unified: list[str]
+) -> None:
+    flags = ["-c", "32768", "-np", "2", "-ctk", "q4_0", "-ctv", "q4_0", "-t", "1", "--metrics"]
+    with (
+        running_llama_server(tmp_path, smollm2_path, *flags, *unified) as server,
+        connected(server.url) as seen,
+    ):
+        told = Predictor(seen.process)(seen.source.scrape())
+        assert told["capacity_tokens"] == 2 * 8192
+        assert f"{told['kv_bytes'] / MIB:.2f}" == kv_of_log(server)
+
+
 def test_a_look_leaves_no_connection_and_a_stopped_server_is_slow(
     smollm2_path: Path, tmp_path: Path
 ) -> None:

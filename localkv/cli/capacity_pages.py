@@ -96,8 +96,11 @@ def slots_page(capacity: Capacity, given: Given, beside: Beside, width: int) -> 
         lines += _devices(capacity)
     if beside.contexts:
         lines += ["", *_contexts(beside.contexts, width)]
-    levers = None if beside.levers is None else [lever.to_dict() for lever in beside.levers]
-    lines += lever_lines(levers, capacity.program, capacity.max_slots, width)
+    if beside.levers is not None:
+        levers = [lever.to_dict() for lever in beside.levers]
+        lines += lever_lines(levers, capacity.program, capacity.max_slots, width)
+    elif capacity.limit != "engine":  # which no lever moves
+        lines += lever_lines(None, capacity.program, capacity.max_slots, width)
     if beside.server:
         lines += [line for text in server_lines(beside.server) for line in _hung(text, width)]
         if not capacity.budget.on_gpus and beside.server.cache_ram != 0:
@@ -189,7 +192,8 @@ def _cell(row: LargestContext) -> str:
 
 def _hung(text: str, width: int) -> list[str]:
     """Return a line of ``name  figure  words`` with the words below each other."""
-    return wrap(text, width, "", " " * 4) if columns(text) > width else [text]
+    lead = text[: len(text) - len(text.lstrip())]
+    return wrap(text.lstrip(), width, lead, lead + " " * 4) if columns(text) > width else [text]
 
 
 def lever_lines(

@@ -58,7 +58,10 @@ def _one(
     if snapshot.server == "vllm":
         return _paged(shape, snapshot, told)
     if snapshot.server == "llama-server":
-        return _contiguous(shape, server_config(shape, snapshot, told))
+        run = server_config(shape, snapshot, told)
+        found = _contiguous(shape, run)
+        usable = run.n_seq_max * (shape.n_ctx_train or found["capacity_tokens"])
+        return {**found, "capacity_tokens": min(found["capacity_tokens"], usable)}
     if snapshot.server == "ollama":
         config = _runner_config(shape, snapshot, told)
         if config is None:
@@ -68,12 +71,18 @@ def _one(
 
 
 def server_config(shape: ModelShape, snapshot: Snapshot, told: Mapping[str, Any]) -> RunConfig:
-    """Return the settings that a llama-server runs with, from its answers and its process."""
+    """Return the settings that a llama-server runs with, from its answers and its process.
+
+    It cuts a slot to the training context and keeps the cache that was asked for
+    (server_context::n_ctx_slot in tools/server): its answers then tell of a part of it.
+    """
     facts = snapshot.facts
     slots = facts.get("total_slots") or len(snapshot.slots) or 1
     per_slot = facts.get("n_ctx_per_slot") or (snapshot.slots[0].n_ctx if snapshot.slots else 0)
     unified = bool(facts.get("kv_unified", is_unified(told)))
     total = per_slot if unified else per_slot * slots
+    if per_slot == shape.n_ctx_train:
+        total = max(total, told.get("n_ctx") or 0)
     return run_config(
         "llama-server", shape, **_asked(told), n_ctx=total, n_seq_max=slots, kv_unified=unified
     )

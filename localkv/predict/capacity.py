@@ -153,7 +153,8 @@ def capacity_of(planner: Planner, ctx_per_slot: int) -> Capacity:
         UsageError: ``ctx_per_slot`` is not positive, or the engine refuses the settings.
     """
     if not 1 <= ctx_per_slot < 1 << 31:
-        raise UsageError(f"{plural(ctx_per_slot, 'token')} per slot", "give at least 1, as 8192")
+        asked = f"{plural(ctx_per_slot, 'token')} per slot"
+        raise UsageError(asked, f"give 1 to {(1 << 31) - 1}, as 8192")
     most, why = planner.engine_slots(ctx_per_slot)
     slots = most_slots(planner, ctx_per_slot, most)
     shown = max(slots, 1)
