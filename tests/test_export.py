@@ -30,7 +30,7 @@ from server_helpers import (
 from servers import binary
 from url_helpers import Handler, Server, Site, serving
 
-from localkv.cli.export import command
+from localkv.cli.app import cli
 from localkv.errors import UsageError
 from localkv.http import Client
 from localkv.observe.exporter import Awaited, Exporter, Target
@@ -304,7 +304,7 @@ def test_several_servers_for_auto_are_an_error_at_the_start(
         usual = {name: url.rsplit(":", 1)[1] for name, url in (("vllm", one.url), ("x", two.url))}
         monkeypatch.setattr("localkv.observe.targets.USUAL_PORTS", {"ollama": 11434, **usual})
         monkeypatch.setenv("OLLAMA_HOST", f"127.0.0.1:{free_port()}")
-        done = CliRunner().invoke(command, ["auto", "--listen", "127.0.0.1:0"])
+        done = CliRunner().invoke(cli, ["export", "auto", "--listen", "127.0.0.1:0"])
     assert isinstance(done.exception, UsageError)
     assert "several servers answer" in str(done.exception)
 

@@ -135,7 +135,8 @@ def test_vllm_preempts_where_its_blocks_are_predicted_to_be_too_few(
     # localkv's capacity from config.json, and vLLM's own.
     assert found["predicted"]["tokens"] == found["load"]["limits"]["capacity"] == 20 * 32
     assert found["predicted"]["source"] == "localkv"
-    (point,) = found["exhaustion"]
+    # The ramp of contexts, after it, can end in one of its own.
+    (point,) = (each for each in found["exhaustion"] if each["part"] == "concurrency")
     assert point["kind"] == "preempted"
     # 132 tokens are 5 blocks of 32, and 19 of the 20 are handed out: three fit, the fourth grows.
     assert (point["concurrency"], point["predicted_requests"]) == (4, 3)
